@@ -1,0 +1,33 @@
+"""Bilevel optimisation with minimax levels on JAX, with answers that are certified."""
+
+from bilevax import problems, terms, theory
+from bilevax.certificates import Certificate, KKTCertificate, StationarityCertificate, certify
+from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.solution import History, Solution, SolveError, Status
+from bilevax.solve import solve
+from bilevax.solvers import ExtraGradient, OptFOM, PenaltyMethod, ProximalPoint, Solver
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BilevelProblem",
+    "Certificate",
+    "ExtraGradient",
+    "History",
+    "KKTCertificate",
+    "MinimaxProblem",
+    "OptFOM",
+    "PenaltyMethod",
+    "Point",
+    "ProximalPoint",
+    "Solution",
+    "SolveError",
+    "Solver",
+    "StationarityCertificate",
+    "Status",
+    "certify",
+    "problems",
+    "solve",
+    "terms",
+    "theory",
+]

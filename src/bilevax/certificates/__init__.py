@@ -1,0 +1,54 @@
+"""How good a point is. Nothing here imports a solver: any point from anywhere can be judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevax.certificates.certificate import Certificate
+from bilevax.certificates.kkt import KKTCertificate, kkt
+from bilevax.certificates.stationarity import StationarityCertificate, stationarity
+from bilevax.certificates.witness import best_rho, respond
+from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.problems.validate import check_point
+
+__all__ = ["Certificate", "KKTCertificate", "StationarityCertificate", "certify", "judge"]
+
+
+def certify(
+    problem: BilevelProblem | MinimaxProblem, point: Point, *, rho: Any = None
+) -> Certificate:
+    """Judge a point: every residual line of the definition, and their maximum ε.
+
+    For a minimax problem: ε-stationarity of `Point(x=…, y=…)`. For a bilevel problem: ε-KKT of
+    (x1, y1, y2), which asks for *some* ρ > 0 and (x2, z1, z2). A point that carries them all, as a
+    solution's point does, is judged with them. Otherwise those missing are sought: z1 and z2 as
+    best responses, x2 likewise from the x2 given, ρ as the best one for them. Where best responses
+    are not unique another choice may certify a smaller ε; so what is returned is always a true
+    bound, but for a point without witnesses perhaps not the least.
+
+    The point is judged where it is; it is not projected. Outside the domain ε is infinite.
+    """
+    point = check_point(problem, point)
+    if isinstance(problem, MinimaxProblem):
+        return judge(problem, point)
+    rho = point.rho if rho is None else rho
+    if rho is not None and not (np.ndim(rho) == 0 and np.isfinite(rho) and rho > 0):
+        raise ValueError(f"rho must be one finite number > 0, not {rho}")
+    if point.z1 is None or (point.z2 is None and problem.y2 is not None):
+        point = respond(problem, point)
+    rho = best_rho(problem, point) if rho is None else jnp.asarray(rho)
+    return judge(problem, dataclasses.replace(point, rho=rho))
+
+
+def judge(problem: BilevelProblem | MinimaxProblem, point: Point) -> Certificate:
+    """The certificate of a point that has all its witnesses."""
+    if isinstance(problem, MinimaxProblem):
+        numbers = jax.device_get(stationarity(problem, point))
+        return StationarityCertificate(**{k: float(v) for k, v in numbers.items()})
+    numbers = jax.device_get(kkt(problem, point))
+    return KKTCertificate(**{k: float(v) for k, v in numbers.items()})

@@ -1,0 +1,50 @@
+"""What a certificate is: named residuals, their maximum ε, a table when printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """Residuals whose maximum is `epsilon`: the point satisfies its definition to that ε.
+
+    A line that could not be bounded, or is not a number, is infinite.
+    """
+
+    def lines(self) -> dict[str, float]:
+        """The residuals of the definition, by name."""
+        raise TypeError("a certificate of a definite kind has lines")
+
+    def notes(self) -> dict[str, float]:
+        """What else is worth knowing, by name; not part of ε."""
+        return {}
+
+    @property
+    def epsilon(self) -> float:
+        """The least ε for which this certifies the point."""
+        return max(math.inf if math.isnan(v) else v for v in self.lines().values())
+
+    def certified(self, tolerance: float) -> bool:
+        """Whether every line holds at this tolerance."""
+        return self.epsilon <= tolerance
+
+    def as_dict(self) -> dict[str, float]:
+        """Everything in the table, as plain numbers."""
+        return {"epsilon": self.epsilon, **self.lines(), **self.notes()}
+
+    def __str__(self) -> str:
+        described = {f.name: f.metadata.get("says", "") for f in dataclasses.fields(self)}
+        rows = [(name, value, described.get(name, "")) for name, value in self.lines().items()]
+        rows.append(("epsilon", self.epsilon, "the largest of the lines above"))
+        rows += [(name, value, described.get(name, "")) for name, value in self.notes().items()]
+        width = max(len(name) for name, _, _ in rows)
+        table = [f"{name:<{width}}  {value:>10.3e}  {text}".rstrip() for name, value, text in rows]
+        table.insert(len(self.lines()), "─" * max(len(row) for row in table))
+        return "\n".join([f"{type(self).__name__}", *table])
+
+
+def line(says: str) -> float:
+    """A field of a certificate, with the words that stand beside it in the table."""
+    return dataclasses.field(metadata={"says": says})

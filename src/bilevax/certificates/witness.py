@@ -1,0 +1,114 @@
+"""Find the witnesses of a definition for a point that comes without them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.certificates.kkt import Pieces, pieces, stationarity_and_responses
+from bilevax.problems import BilevelProblem, Point
+from bilevax.terms import Term
+from bilevax.trees import Tree
+
+MAX_STEPS = 20_000
+# ρ is sought on a logarithmic grid, then on finer ones around the best: ε(ρ) is convex in ρ.
+RHO_RANGE = (-8.0, 12.0)
+RHO_GRID = 81
+RHO_ROUNDS = 6
+
+
+class _Descent(NamedTuple):
+    u: Tree
+    ahead: Tree
+    momentum: Array
+    step: Array
+    residual: Array
+    steps: Array
+
+
+def best_response(function: Callable[[Tree], Array], term: Term, start: Tree) -> Tree:
+    """argmin of function(u) + φ(u) for a smooth convex function, from `start`.
+
+    Accelerated proximal gradient (Beck and Teboulle 2009) with backtracking and the restart of
+    O'Donoghue and Candès 2015, until rounding stops it.
+    """
+    dtype = trees.dtype_of(start)
+    eps = jnp.finfo(dtype).eps
+    slope = jax.value_and_grad(function)
+
+    def advance(s: _Descent) -> _Descent:
+        value, g = slope(s.ahead)
+        u = term.prox(trees.axpy(-s.step, g, s.ahead), s.step)
+        moved = trees.subtract(u, s.ahead)
+        new_value, new_g = slope(u)
+        # Sufficient decrease, by values where they can tell and by gradients where rounding rules.
+        square = trees.square(moved)
+        model = value + trees.dot(g, moved) + square / (2 * s.step)
+        bend = trees.dot(trees.subtract(new_g, g), moved)
+        noise = 16 * eps * (jnp.abs(value) + jnp.abs(new_value))
+        fits = (new_value <= model) | ((new_value <= model + noise) & (bend <= square / s.step))
+        residual = trees.norm(term.residual(u, new_g))
+        momentum = (1 + jnp.sqrt(1 + 4 * s.momentum**2)) / 2
+        backwards = trees.dot(moved, trees.subtract(u, s.u)) < 0
+        momentum = jnp.where(backwards, 1.0, momentum).astype(dtype)
+        push = jnp.where(backwards, 0, (s.momentum - 1) / momentum)
+        ahead = trees.axpy(push, trees.subtract(u, s.u), u)
+        taken = _Descent(u, ahead, momentum, 1.1 * s.step, residual, s.steps + 1)
+        shorter = s._replace(step=s.step / 2, steps=s.steps + 1)
+        return jax.tree.map(lambda a, b: jnp.where(fits, a, b), taken, shorter)
+
+    def going(s: _Descent) -> Array:
+        return (s.steps < MAX_STEPS) & (s.residual > 4 * eps) & (s.step > eps**2)
+
+    one = jnp.ones((), dtype)
+    first = _Descent(start, start, one, one, one, jnp.asarray(0))
+    return lax.while_loop(going, advance, first).u
+
+
+@eqx.filter_jit
+def respond(problem: BilevelProblem, point: Point) -> Point:
+    """The point with x2, and z1 and z2 where it lacks them, as best responses."""
+    p = point
+    x2, z1, z2 = p.x2, p.z1, p.z2
+    if z1 is None:
+        z1 = best_response(lambda u: problem.smooth_lower(p.x1, u, p.y2), problem.y1, p.y1)
+    if z2 is None and problem.y2 is not None:
+        z2 = best_response(lambda u: -problem.smooth_lower(p.x1, p.y1, u), problem.y2, p.y2)
+    if problem.x2 is not None:
+        x2 = best_response(lambda u: -problem.smooth_upper(p.x1, u, p.y1, p.y2), problem.x2, x2)
+    return dataclasses.replace(p, x2=x2, z1=z1, z2=z2)
+
+
+@eqx.filter_jit
+def best_rho(problem: BilevelProblem, point: Point) -> Array:
+    """The ρ > 0 that makes the largest of the lines that depend on ρ least."""
+    dtype = trees.dtype_of(point.x1)
+    parts = pieces(problem, point)
+
+    def epsilon(exponent: Array) -> Array:
+        lines = _lines(problem, point, parts, 10**exponent)
+        return jnp.where(jnp.isnan(lines), jnp.inf, lines)
+
+    def refine(_: Array, window: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = window
+        grid = jnp.linspace(low, high, RHO_GRID, dtype=dtype)
+        best = jnp.argmin(lax.map(epsilon, grid))
+        spacing = (high - low) / (RHO_GRID - 1)
+        return grid[best] - spacing, grid[best] + spacing
+
+    ends = (jnp.asarray(RHO_RANGE[0], dtype), jnp.asarray(RHO_RANGE[1], dtype))
+    low, high = lax.fori_loop(0, RHO_ROUNDS, refine, ends)
+    return 10 ** ((low + high) / 2)
+
+
+def _lines(problem: BilevelProblem, point: Point, parts: Pieces, rho: Array) -> Array:
+    lines = stationarity_and_responses(problem, point, parts, rho)
+    return jnp.max(jnp.stack(list(lines.values())))

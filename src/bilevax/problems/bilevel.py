@@ -1,0 +1,109 @@
+"""The bilevel problem whose two levels are minimax problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from bilevax.problems.minimax import positive_or_none, require_callable
+from bilevax.problems.point import as_arrays
+from bilevax.terms import Term, as_term
+from bilevax.trees import Tree
+
+if TYPE_CHECKING:
+    from bilevax.problems.checks import Report
+
+UPPER = ("x1", "x2", "y1", "y2")
+LOWER = ("x1", "y1", "y2")
+
+
+class BilevelProblem(eqx.Module):
+    """min over (x1, y1, y2), max over x2 of f, with (y1, y2) a saddle point of f~(x1, ·, ·).
+
+    f = upper(x1, x2, y1, y2) + f2(x1) − f3(x2) and f~ = lower(x1, y1, y2) + f~2(y1) − f~3(y2).
+    `upper` is smooth and concave in x2; `lower` is smooth, convex in y1 and concave in y2. The
+    terms `x1`, `x2`, `y1`, `y2` are f2, f3, f~2, f~3. A problem without x2 or y2 leaves that term
+    out, and its functions get None in that place. With `data`, both functions get it as a last
+    argument; it is passed to the compiled program, never built into it.
+
+    `upper_smoothness` and `lower_smoothness` are the Lipschitz constants of the two gradients, and
+    `f_low` is a number that f never falls below. All three are estimated where they are needed, if
+    not given.
+    """
+
+    upper: Callable[..., Array]
+    lower: Callable[..., Array]
+    x1: Term
+    y1: Term
+    x2: Term | None = None
+    y2: Term | None = None
+    data: Tree = None
+    upper_smoothness: Array | None = None
+    lower_smoothness: Array | None = None
+    f_low: Any = None
+
+    def __init__(
+        self,
+        upper: Callable[..., Array],
+        lower: Callable[..., Array],
+        *,
+        x1: Any,
+        y1: Any,
+        x2: Any = None,
+        y2: Any = None,
+        data: Tree = None,
+        upper_smoothness: Any = None,
+        lower_smoothness: Any = None,
+        f_low: Any = None,
+    ):
+        self.upper = require_callable(upper, "upper")
+        self.lower = require_callable(lower, "lower")
+        self.x1 = as_term(x1, "x1")
+        self.y1 = as_term(y1, "y1")
+        self.x2 = None if x2 is None else as_term(x2, "x2")
+        self.y2 = None if y2 is None else as_term(y2, "y2")
+        self.data = as_arrays(data)
+        self.upper_smoothness = positive_or_none(upper_smoothness, "upper_smoothness")
+        self.lower_smoothness = positive_or_none(lower_smoothness, "lower_smoothness")
+        if f_low is not None and not np.isfinite(f_low):
+            raise ValueError(f"f_low must be a finite number, not {f_low}")
+        self.f_low = None if f_low is None else np.asarray(f_low, float)
+
+    def smooth_upper(self, x1: Tree, x2: Tree, y1: Tree, y2: Tree) -> Array:
+        """f1(x1, x2, y1, y2)"""
+        extra = () if self.data is None else (self.data,)
+        return self.upper(x1, x2, y1, y2, *extra)
+
+    def smooth_lower(self, x1: Tree, y1: Tree, y2: Tree) -> Array:
+        """f~1(x1, y1, y2)"""
+        extra = () if self.data is None else (self.data,)
+        return self.lower(x1, y1, y2, *extra)
+
+    def upper_value(self, x1: Tree, x2: Tree, y1: Tree, y2: Tree) -> Array:
+        """f = f1 + f2(x1) − f3(x2)"""
+        value = self.smooth_upper(x1, x2, y1, y2) + self.x1.value(x1)
+        return value if self.x2 is None else value - self.x2.value(x2)
+
+    def lower_value(self, x1: Tree, y1: Tree, y2: Tree) -> Array:
+        """f~ = f~1 + f~2(y1) − f~3(y2)"""
+        value = self.smooth_lower(x1, y1, y2) + self.y1.value(y1)
+        return value if self.y2 is None else value - self.y2.value(y2)
+
+    def upper_gradient(self, x1: Tree, x2: Tree, y1: Tree, y2: Tree) -> tuple[Tree, ...]:
+        """∇f1, one entry per block."""
+        return jax.grad(self.smooth_upper, argnums=(0, 1, 2, 3))(x1, x2, y1, y2)
+
+    def lower_gradient(self, x1: Tree, y1: Tree, y2: Tree) -> tuple[Tree, ...]:
+        """∇f~1, one entry per block."""
+        return jax.grad(self.smooth_lower, argnums=(0, 1, 2))(x1, y1, y2)
+
+    def check(self, start: Any, *, samples: int = 32, seed: int = 0) -> Report:
+        """Sample and report violations of what the theory assumes."""
+        from bilevax.problems.checks import check_bilevel
+
+        return check_bilevel(self, start, samples=samples, seed=seed)

@@ -1,0 +1,111 @@
+"""Constants of a problem that the theory needs: given by the user, or estimated by sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.problems.bilevel import BilevelProblem
+from bilevax.problems.minimax import MinimaxProblem
+from bilevax.problems.point import Point
+from bilevax.terms import PerLeaf, Term
+from bilevax.trees import Tree
+
+# Power iteration approaches the largest curvature from below: this much is added on top.
+SAFETY = 1.05
+SAMPLES = 8
+ITERATIONS = 40
+
+
+@eqx.filter_jit
+def sample_domain(term: Term, like: Tree, key: Array) -> Tree:
+    """A random point of the domain, spread over it where it is bounded, near `like` if not."""
+    leaves, structure = jax.tree.flatten(like)
+    reach = term.diameter(like)
+    size = sum(leaf.size for leaf in leaves) or 1
+    around = jnp.maximum(1, trees.norm(like)) if leaves else 1.0
+    spread = jnp.where(jnp.isfinite(reach), reach, around) / jnp.sqrt(jnp.asarray(float(size)))
+    keys = jax.random.split(key, max(len(leaves), 1))
+    noise = [
+        leaf + jnp.asarray(spread, leaf.dtype) * jax.random.normal(k, leaf.shape, leaf.dtype)
+        for leaf, k in zip(leaves, keys)
+    ]
+    return term.project(jax.tree.unflatten(structure, noise))
+
+
+@eqx.filter_jit
+def _curvature(function: Callable[..., Array], point: Tree, data: Tree, key: Array) -> Array:
+    """The largest ‖∇²f·v‖/‖v‖ that power iteration meets at one point."""
+    slope = jax.grad(lambda p: function(*p) if data is None else function(*p, data))
+
+    def advance(_: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
+        v, best = carry
+        _, bent = jax.jvp(slope, (point,), (v,))
+        size = trees.norm(bent)
+        flat = size == 0
+        v = trees.scale(jnp.where(flat, 0, 1 / jnp.where(flat, 1, size)), bent)
+        return v, jnp.maximum(best, size)
+
+    leaves, structure = jax.tree.flatten(point)
+    keys = jax.random.split(key, len(leaves))
+    v = jax.tree.unflatten(
+        structure, [jax.random.normal(k, leaf.shape, leaf.dtype) for leaf, k in zip(leaves, keys)]
+    )
+    v = trees.scale(1 / trees.norm(v), v)
+    return jax.lax.fori_loop(0, ITERATIONS, advance, (v, jnp.zeros((), trees.dtype_of(v))))[1]
+
+
+def estimate_smoothness(
+    function: Callable[..., Array], term: Term, start: Tree, data: Tree, seed: int = 0
+) -> float:
+    """A Lipschitz constant for ∇f over the domain: the largest curvature met at sampled points.
+
+    Exact up to a few percent for a quadratic; otherwise an estimate, which can be too small.
+    """
+    keys = jax.random.split(jax.random.key(seed), 2 * SAMPLES)
+    points = [start, *(sample_domain(term, start, k) for k in keys[1:SAMPLES])]
+    met = [float(_curvature(function, p, data, k)) for p, k in zip(points, keys[SAMPLES:])]
+    if not np.all(np.isfinite(met)):
+        raise ValueError(
+            "the smoothness of a function could not be estimated: its second derivatives are not "
+            "finite everywhere in the domain. Give the constant, or shrink the domain"
+        )
+    return max(SAFETY * max(met), float(jnp.finfo(trees.dtype_of(start)).tiny) * 1e8)
+
+
+def smoothness_of(problem: MinimaxProblem, start: Point) -> float:
+    """L_∇h: as given, or estimated."""
+    if problem.smoothness is not None:
+        return float(problem.smoothness)
+    term = PerLeaf((problem.x, problem.y))
+    return estimate_smoothness(problem.objective, term, (start.x, start.y), problem.data)
+
+
+def upper_smoothness_of(problem: BilevelProblem, start: Point) -> float:
+    """L_∇f1: as given, or estimated."""
+    if problem.upper_smoothness is not None:
+        return float(problem.upper_smoothness)
+    term = PerLeaf((problem.x1, problem.x2, problem.y1, problem.y2))
+    blocks = (start.x1, start.x2, start.y1, start.y2)
+    return estimate_smoothness(problem.upper, term, blocks, problem.data)
+
+
+def lower_smoothness_of(problem: BilevelProblem, start: Point) -> float:
+    """L_∇f~1: as given, or estimated."""
+    if problem.lower_smoothness is not None:
+        return float(problem.lower_smoothness)
+    term = PerLeaf((problem.x1, problem.y1, problem.y2))
+    blocks = (start.x1, start.y1, start.y2)
+    return estimate_smoothness(problem.lower, term, blocks, problem.data)
+
+
+def diameter(term: Any, like: Tree) -> float:
+    """The diameter of a block's domain; zero for an absent block."""
+    return 0.0 if term is None else float(term.diameter(like))

@@ -1,0 +1,52 @@
+"""A point: the blocks of variables by name."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+
+class Point(eqx.Module):
+    """The blocks of a problem's variables; blocks that a problem does not have are left out.
+
+    A bilevel problem has x1, y1 and, where present, x2 and y2; (z1, z2) are the best responses
+    that witness how far (y1, y2) is from a saddle point of the lower level, and rho is the penalty
+    with which they do. A minimax problem has x and y.
+    """
+
+    x1: PyTree = None
+    x2: PyTree = None
+    y1: PyTree = None
+    y2: PyTree = None
+    z1: PyTree = None
+    z2: PyTree = None
+    rho: PyTree = None
+    x: PyTree = None
+    y: PyTree = None
+
+    def __repr__(self) -> str:
+        def show(value: PyTree) -> str:
+            with np.printoptions(precision=6, suppress=True, threshold=8):
+                return eqx.tree_pformat(value, short_arrays=False)
+
+        blocks = {name: value for name, value in vars(self).items() if value is not None}
+        return f"Point({', '.join(f'{name}={show(value)}' for name, value in blocks.items())})"
+
+
+def as_arrays(tree: PyTree) -> PyTree:
+    """Numbers, lists of numbers and NumPy arrays of a data tree as JAX arrays."""
+    import jax
+
+    def leaf(value: object) -> object:
+        if isinstance(value, bool | int | float | complex | np.ndarray | np.generic):
+            return jnp.asarray(value)
+        if isinstance(value, jax.Array) or eqx.is_array(value):
+            return value
+        raise TypeError(
+            f"data must be a pytree of arrays and numbers, but it holds a {type(value).__name__}; "
+            "what is not numeric belongs into the function itself"
+        )
+
+    return jax.tree.map(leaf, tree)

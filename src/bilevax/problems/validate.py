@@ -1,0 +1,235 @@
+"""Look at a problem and a start before anything runs, and say what is wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.problems.bilevel import LOWER, UPPER, BilevelProblem
+from bilevax.problems.minimax import MinimaxProblem
+from bilevax.problems.point import Point
+from bilevax.terms import Term
+from bilevax.terms.sets import ROUNDING
+from bilevax.trees import Tree
+
+# Arrays that a function captures are compiled into the program; more than this deserves a warning.
+CAPTURED_BYTES = 1 << 20
+
+BLOCKS = {BilevelProblem: UPPER, MinimaxProblem: ("x", "y")}
+
+
+class StartWarning(UserWarning):
+    """The start was moved into the domain."""
+
+
+class CapturedArrayWarning(UserWarning):
+    """A function captures large arrays instead of taking them through `data`."""
+
+
+def require(problem: Any, form: type, solver: str) -> None:
+    """Refuse a problem of a form that a solver does not take."""
+    if not isinstance(problem, form):
+        raise TypeError(f"{solver} solves a {form.__name__}, not a {type(problem).__name__}")
+
+
+def validate(problem: BilevelProblem | MinimaxProblem, start: Any) -> Point:
+    """The start as arrays inside the domain; raises an error that names what is wrong."""
+    start = check_point(problem, start, "start")
+    blocks = {name: _inside(term, block, name) for name, term, block in _pairs(problem, start)}
+    point = dataclasses.replace(start, **blocks)
+    for function, label, arguments in _functions(problem, point):
+        _check_function(function, label, arguments, problem.data)
+    return point
+
+
+def check_point(problem: Any, point: Any, what: str = "point") -> Point:
+    """The point as arrays of one dtype, with the blocks and shapes that the problem has."""
+    if type(problem) not in BLOCKS:
+        raise TypeError(
+            "problem must be a bilevax.BilevelProblem or a bilevax.MinimaxProblem, "
+            f"not a {type(problem).__name__}"
+        )
+    names = BLOCKS[type(problem)]
+    if not isinstance(point, Point):
+        wanted = ", ".join(f"{name}=…" for name in names)
+        raise TypeError(f"{what} must be a bilevax.Point({wanted}), not a {type(point).__name__}")
+    _check_blocks(problem, point, names, what)
+    point = _as_floats(point, what)
+    for name, term, block in _pairs(problem, point):
+        term.check_block(block, f"{what}.{name}")
+    return point
+
+
+def _pairs(problem: Any, point: Point) -> list[tuple[str, Term, Tree]]:
+    """Each block that the point has, with its name and term."""
+    owners = {name: name for name in BLOCKS[type(problem)]}
+    if isinstance(problem, BilevelProblem):
+        owners |= {"z1": "y1", "z2": "y2"}
+    return [
+        (name, getattr(problem, owner), getattr(point, name))
+        for name, owner in owners.items()
+        if getattr(point, name) is not None
+    ]
+
+
+def _check_blocks(problem: Any, start: Point, names: tuple[str, ...], what: str) -> None:
+    for name in names:
+        present, given = getattr(problem, name) is not None, getattr(start, name) is not None
+        if present and not given:
+            raise ValueError(f"{what} lacks {name}: the problem has a term for it")
+        if given and not present:
+            raise ValueError(
+                f"{what} has {name}, but the problem has no term for it; leave it out of the "
+                f"{what}, or give the problem {name}=bilevax.terms.Free() or another term"
+            )
+    for name in ("x1", "x2", "y1", "y2", "x", "y"):
+        if name not in names and getattr(start, name) is not None:
+            raise ValueError(f"{what} has {name}, but a {type(problem).__name__} has only {names}")
+    if start.z2 is not None and getattr(problem, "y2", None) is None:
+        raise ValueError(f"{what} has z2, but the problem has no y2")
+
+
+def _as_floats(start: Point, what: str) -> Point:
+    """Every leaf a floating array of one dtype, without NaN."""
+    dtypes: dict[Any, str] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(start):
+        where = f"{what}{jax.tree_util.keystr(path)}"
+        try:
+            dtype = jnp.result_type(leaf)
+        except (TypeError, ValueError):
+            raise TypeError(f"{where} must be an array of floats, not {leaf!r}") from None
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"{where} must be floating, not {dtype}; write 0.0 instead of 0")
+        array = jnp.asarray(leaf)
+        if not isinstance(leaf, float):
+            dtypes.setdefault(array.dtype, where)
+        if not bool(jnp.all(jnp.isfinite(array))):
+            raise ValueError(f"{where} holds NaN or infinity")
+    if len(dtypes) > 1:
+        seen = ", ".join(f"{where} is {dtype}" for dtype, where in dtypes.items())
+        raise TypeError(f"all blocks of the {what} must share one dtype, but {seen}")
+    dtype = next(iter(dtypes)) if dtypes else jnp.result_type(float)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), start)
+
+
+def _inside(term: Term, block: Tree, name: str) -> Tree:
+    """The block, projected into its domain with a warning if it was outside."""
+    nearest = term.project(block)
+    distance = float(trees.norm(trees.subtract(block, nearest)))
+    if not np.isfinite(distance):
+        raise ValueError(f"start.{name} cannot be projected into the domain of {term}")
+    dtype = trees.dtype_of(block) if jax.tree.leaves(block) else jnp.result_type(float)
+    if distance > ROUNDING * float(jnp.finfo(dtype).eps) * (1 + float(trees.norm(nearest))):
+        warnings.warn(
+            f"start.{name} lies outside the domain of {term} and was projected into it, a distance "
+            f"of {distance:.3g}",
+            StartWarning,
+            stacklevel=4,
+        )
+    return nearest
+
+
+def _functions(problem: Any, point: Point) -> list[tuple[Callable[..., Array], str, dict]]:
+    """Each user function with the name of its argument and the blocks it is called with."""
+    if isinstance(problem, MinimaxProblem):
+        return [(problem.objective, "objective", {"x": point.x, "y": point.y})]
+    return [
+        (problem.upper, "upper", {name: getattr(point, name) for name in UPPER}),
+        (problem.lower, "lower", {name: getattr(point, name) for name in LOWER}),
+    ]
+
+
+def _check_function(function: Any, label: str, blocks: dict[str, Tree], data: Tree) -> None:
+    extra = () if data is None else (data,)
+    call = f"{label}({', '.join([*blocks, *(['data'] if extra else [])])})"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind(*blocks.values(), *extra)
+        except TypeError as error:
+            raise TypeError(
+                f"{label} is called as {call}, with None for an absent block, but it takes "
+                f"{signature} ({error})"
+            ) from None
+    arguments = (*blocks.values(), *extra)
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    if not hasattr(shape, "shape") or shape.shape != ():
+        got = f"shape {shape.shape}" if hasattr(shape, "shape") else f"a {type(shape).__name__}"
+        raise TypeError(f"{label} must return one number, not {got}; sum or average it")
+    dtype = trees.dtype_of(list(blocks.values()))
+    if not jnp.issubdtype(shape.dtype, jnp.floating):
+        raise TypeError(f"{label} must return a float, not {shape.dtype}")
+    if shape.dtype != dtype:
+        raise TypeError(
+            f"{label} returns {shape.dtype} for a start of {dtype}; make the start, the data and "
+            "the function's own constants one dtype"
+        )
+    captured = sum(getattr(c, "nbytes", 0) for c in closed.consts)
+    if captured > CAPTURED_BYTES:
+        warnings.warn(
+            f"{label} captures {captured / 2**20:.0f} MiB of arrays, which become constants of the "
+            "compiled program; pass them through data= instead",
+            CapturedArrayWarning,
+            stacklevel=4,
+        )
+    _check_finite(function, label, blocks, extra)
+
+
+@eqx.filter_jit
+def _value_and_gradient(function: Any, blocks: tuple, extra: tuple) -> tuple[Array, tuple]:
+    return jax.value_and_grad(lambda b: function(*b, *extra))(blocks)
+
+
+def _check_finite(function: Any, label: str, blocks: dict[str, Tree], extra: tuple) -> None:
+    """Refuse a start at which the function or one of its gradients is not finite, naming it."""
+    value, gradient = _value_and_gradient(function, tuple(blocks.values()), extra)
+    if not np.isfinite(value):
+        raise ValueError(f"{label} is {value} at the start; choose a start where it is finite")
+    for name, part in zip(blocks, gradient):
+        if not bool(trees.all_finite(part)):
+            raise ValueError(
+                f"the gradient of {label} with respect to {name} is not finite at the start; "
+                "choose another start, or rewrite the function so that it has a gradient there"
+            )
+
+
+def require_bounded(term: Term | None, block: Tree, name: str, solver: str) -> None:
+    """Refuse an unbounded domain where a method's theory needs a bounded one."""
+    if term is not None and not np.isfinite(float(term.diameter(block))):
+        raise ValueError(
+            f"{solver} needs bounded domains, and {name} = {term} is unbounded; bound it, for "
+            f"example by adding bilevax.terms.Box(-R, R) to it or by an L2Ball of a large radius"
+        )
+
+
+def require_precision(tolerance: float, dtype: Any, name: str = "tolerance") -> None:
+    """Refuse a tolerance that cannot be told from rounding in this dtype."""
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.number):
+        raise TypeError(f"{name} must be a number, not {tolerance!r}")
+    if not (np.isfinite(tolerance) and tolerance > 0):
+        raise ValueError(f"{name} must be finite and > 0, not {tolerance}")
+    # A penalty of size 1/ε magnifies rounding by 1/ε: nothing below √eps can be certified.
+    least = float(np.sqrt(jnp.finfo(dtype).eps))
+    if tolerance < least:
+        raise ValueError(
+            f"{name}={tolerance:g} is too small for {jnp.dtype(dtype).name}, which carries "
+            f"{least:.1e} at best"
+            + (
+                "; use float64: jax.config.update('jax_enable_x64', True)"
+                if jnp.dtype(dtype) != jnp.float64
+                else ""
+            )
+        )

@@ -1,0 +1,130 @@
+"""What a solve returns: the point, its certificate, what happened, and how it got there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bilevax.certificates import Certificate
+from bilevax.problems import Point
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from bilevax.checkpoint import RunState
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """How a solve ended: a code to test, and a sentence that says what to do."""
+
+    code: str
+    sentence: str
+
+    CODES = ("certified", "budget spent", "not finite", "stalled", "interrupted")
+
+    def __post_init__(self):
+        if self.code not in self.CODES:
+            raise ValueError(f"{self.code!r} is not one of {self.CODES}")
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return self.code == other
+        return isinstance(other, Status) and dataclasses.astuple(self) == dataclasses.astuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.code)
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """What each check saw, as arrays of equal length: `history["epsilon"]`, `history.names`."""
+
+    columns: dict[str, np.ndarray]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.columns)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.columns:
+            raise KeyError(f"the history has no {name!r}; it has {', '.join(self.columns)}")
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def __repr__(self) -> str:
+        return f"History({len(self)} checks of {', '.join(self.columns)})"
+
+    def plot(self, path: str | Path | None = None, ax: Axes | None = None) -> Axes:
+        """Every residual against gradients, on logarithmic axes; saved to `path` if given."""
+        import matplotlib.pyplot as plt
+
+        if ax is None:
+            _, ax = plt.subplots(figsize=(7, 4.5), layout="constrained")
+        others = ("gradients", "seconds", "objective", "rho", "gap_below")
+        gradients = np.maximum(self["gradients"], 1)
+        for name in self.names:
+            if name in others or not np.any(self[name] > 0):
+                continue
+            bold = name == "epsilon"
+            shown = np.where(self[name] > 0, self[name], np.nan)
+            (curve,) = ax.plot(gradients, shown, linewidth=1.2, label=name.replace("_", " "))
+            if bold:
+                curve.set(color="black", linewidth=2.2, zorder=3, label="ε")
+        ax.set(xscale="log", yscale="log", xlabel="gradient evaluations", ylabel="residual")
+        ax.grid(alpha=0.3, which="both", linewidth=0.4)
+        ax.legend(frameon=False, fontsize="small")
+        if path is not None:
+            ax.figure.savefig(path, dpi=150)  # pyright: ignore[reportAttributeAccessIssue]
+        return ax
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """The best point found, judged independently of the solver that found it.
+
+    `gradients` counts the solver's gradient evaluations exactly; `check_gradients` those of the
+    certificates along the way. `state` continues the run: `solve(…, resume=solution.state)`.
+    """
+
+    status: Status
+    point: Point
+    certificate: Certificate
+    tolerance: float
+    gradients: int
+    check_gradients: int
+    seconds: float
+    compile_seconds: float
+    history: History
+    solver: Any
+    state: RunState
+
+    @property
+    def certified(self) -> bool:
+        """Whether the certificate holds at the tolerance that was asked for."""
+        return self.certificate.certified(self.tolerance)
+
+    def save(self, path: str | Path) -> None:
+        """Write the state of the run, from which `solve(…, resume=path)` goes on."""
+        from bilevax.checkpoint import save
+
+        save(path, self.state)
+
+    def __str__(self) -> str:
+        return f"{self.status}\n{self.certificate}\n{self.point}"
+
+
+class SolveError(RuntimeError):
+    """Raised by `solve(…, throw=True)` when the answer is not certified; holds the solution."""
+
+    def __init__(self, solution: Solution):
+        super().__init__(str(solution.status))
+        self.solution = solution

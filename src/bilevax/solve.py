@@ -1,0 +1,359 @@
+"""The only loop on the host: compiled chunks of steps, and between them what a person sees."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.certificates import Certificate, judge
+from bilevax.checkpoint import RunState, fingerprint, load, save
+from bilevax.diagnose import where_not_finite
+from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.problems.validate import require_precision, validate
+from bilevax.solution import History, Solution, SolveError, Status
+from bilevax.solvers import PenaltyMethod, ProximalPoint, Solver
+
+# The certificate is looked at when the gradients have grown by this factor since the last look: a
+# schedule that depends on the iterates' count alone, so that no run depends on the clock.
+CHECK_FIRST, CHECK_GROWTH = 64, 1.05
+# Between looks the program returns to the host this often, to show progress and to hear Ctrl-C.
+PIECE_SECONDS = 0.2
+# Stalled: over this factor in gradients, and this many looks, ε fell by less than that share.
+STALL_SPAN, STALL_LOOKS, STALL_SHARE = 8.0, 60, 1e-3
+# Gradients that one look costs: ∇f1 once and ∇f~1 twice make one gradient of the penalty function.
+GRADIENTS_PER_CHECK = 1
+
+
+@eqx.filter_jit
+def _init(solver: Solver, problem: Any, start: Point) -> Any:
+    return solver.init(problem, start)
+
+
+@eqx.filter_jit
+def _advance(solver: Solver, problem: Any, state: Any, limit: Array) -> tuple[Any, Array, Array]:
+    """Steps up to `limit` gradients; with whether the method is done and the state finite."""
+    state = solver.advance(problem, state, limit)
+    return state, solver.done(problem, state), trees.all_finite(state)
+
+
+@eqx.filter_jit
+def _output(solver: Solver, problem: Any, state: Any) -> Point:
+    return solver.output(problem, state)
+
+
+def default_solver(problem: Any) -> Solver:
+    """The solver that `solve` uses when none is named."""
+    return PenaltyMethod() if isinstance(problem, BilevelProblem) else ProximalPoint()
+
+
+def solve(
+    problem: BilevelProblem | MinimaxProblem,
+    start: Point,
+    *,
+    tolerance: float = 1e-2,
+    solver: Solver | None = None,
+    max_gradients: int | None = None,
+    max_seconds: float | None = None,
+    callback: Callable[[Solution], Any] | None = None,
+    progress: bool | None = None,
+    resume: RunState | str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    throw: bool = False,
+) -> Solution:
+    """Solve a problem until its certificate holds at `tolerance`.
+
+    Args:
+        problem: what to solve.
+        start: `Point(x1=…, y1=…, …)`, or `Point(x=…, y=…)` for a minimax problem. A start outside
+            the domain is projected into it, with a warning.
+        tolerance: ε of the certificate to reach, absolute.
+        solver: `PenaltyMethod()` (bilevel) or `ProximalPoint()` (minimax) unless named.
+        max_gradients: stop before the solver evaluates more gradients than this.
+        max_seconds: stop soon after this much time, compilation not counted.
+        callback: called with a `Solution` at every check; stops the run by returning True.
+        progress: show a progress bar; by default on a terminal, and not in CI.
+        resume: the `state` of an earlier solution of the same problem, or a file it was saved to.
+            The run goes on with the same iterates as one that was never stopped.
+        checkpoint: a file to which the state is written at every check, atomically.
+        throw: raise `SolveError` unless the answer is certified.
+
+    Returns:
+        A `Solution`. Its point is the one of least ε seen; its status says how it ended. Ctrl-C
+        ends the run with the status "interrupted" and returns it too.
+    """
+    start = validate(problem, start)
+    require_precision(tolerance, trees.dtype_of(start))
+    _check_limits(max_gradients, max_seconds, callback)
+    if solver is not None and not isinstance(solver, Solver):
+        raise TypeError(f"solver must be one of bilevax's, such as PenaltyMethod(), not {solver!r}")
+    solver = (solver or default_solver(problem)).prepare(problem, start, tolerance)
+    run = _Run(problem, solver, start, float(tolerance))
+    if resume is not None:
+        run.resume(resume)
+    bar = _Progress(progress, max_gradients)
+    try:
+        status = run.until(max_gradients, max_seconds, callback, checkpoint, bar)
+    finally:
+        bar.close()
+    solution = run.solution(status)
+    if checkpoint is not None:
+        save(checkpoint, solution.state)
+    if throw and not solution.certified:
+        raise SolveError(solution)
+    return solution
+
+
+class _Run:
+    """One run of a solver on a problem, from check to check."""
+
+    def __init__(self, problem: Any, solver: Any, start: Point, tolerance: float):
+        self.problem, self.solver, self.tolerance = problem, solver, tolerance
+        begun = time.perf_counter()
+        self.state = _init(solver, problem, start)
+        # Zero steps: what this takes is compilation.
+        jax.block_until_ready(_advance(solver, problem, self.state, jnp.asarray(0)))
+        self.best = _output(solver, problem, self.state)
+        self.certificate = judge(problem, self.best)
+        self.compile_seconds = time.perf_counter() - begun
+        self.begun = time.perf_counter()
+        self.history: dict[str, list[float]] = {}
+        self.fingerprint = fingerprint(problem, solver, start)
+        self.next_check, self.check_gradients, self.seconds_before = CHECK_FIRST, 0, 0.0
+        self.piece = 256
+        self._record(self.certificate)
+
+    @property
+    def gradients(self) -> int:
+        return int(self.state.gradients)
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.begun
+
+    def snapshot(self) -> RunState:
+        return RunState(
+            solver_state=self.state,
+            best=self.best,
+            next_check=self.next_check,
+            check_gradients=self.check_gradients,
+            seconds=self.seconds,
+            history={name: list(column) for name, column in self.history.items()},
+            fingerprint=self.fingerprint,
+        )
+
+    def resume(self, source: RunState | str | Path) -> None:
+        saved = load(source, self.snapshot()) if isinstance(source, str | Path) else source
+        if not isinstance(saved, RunState):
+            raise TypeError(f"resume must be a solution's state or a file, not {source!r}")
+        if saved.fingerprint != self.fingerprint:
+            raise ValueError(
+                f"resume: this state is of another run.\n  it holds  {saved.fingerprint}\n"
+                f"  this is   {self.fingerprint}"
+            )
+        self.state, self.best = saved.solver_state, saved.best
+        self.next_check, self.check_gradients = saved.next_check, saved.check_gradients
+        self.seconds_before = saved.seconds
+        self.history = {name: list(column) for name, column in saved.history.items()}
+        self.certificate = judge(self.problem, self.best)
+
+    def until(
+        self,
+        max_gradients: int | None,
+        max_seconds: float | None,
+        callback: Callable[[Solution], Any] | None,
+        checkpoint: str | Path | None,
+        bar: _Progress,
+    ) -> Status:
+        """Run to the end, whichever comes first."""
+        most = math.inf if max_gradients is None else max_gradients
+        seconds_before = self.seconds
+        try:
+            while True:
+                if self.certificate.certified(self.tolerance):
+                    return self._certified()
+                done, finite = self._to_next_check(most, max_seconds, seconds_before, bar)
+                if not finite:
+                    return self._not_finite(most)
+                self._look()
+                bar.show(self.gradients, self.certificate.epsilon)
+                if self.certificate.certified(self.tolerance):
+                    return self._certified()
+                if checkpoint is not None:
+                    save(checkpoint, self.snapshot())
+                if callback is not None and callback(self.solution(self._running())) is True:
+                    return Status("interrupted", f"Stopped by the callback. {self._so_far()}")
+                if done:
+                    return self._stopped_itself()
+                if self.gradients + self.solver.gradients_per_step > most:
+                    return self._spent(f"max_gradients={max_gradients}")
+                if max_seconds is not None and self.seconds - seconds_before > max_seconds:
+                    return self._spent(f"max_seconds={max_seconds:g}")
+                if self._stalled():
+                    return Status(
+                        "stalled",
+                        f"Stalled: ε has not fallen since {self.gradients / STALL_SPAN:.0f} "
+                        f"gradients. {self._so_far()} {self._advice()}",
+                    )
+        except KeyboardInterrupt:
+            return Status("interrupted", f"Interrupted. {self._so_far()}")
+
+    def _to_next_check(
+        self, most: float, max_seconds: float | None, seconds_before: float, bar: _Progress
+    ) -> tuple[bool, bool]:
+        """Pieces of steps up to the next check; whether the method is done, and all is finite."""
+        while True:
+            mark = min(self.next_check, most)
+            limit = int(min(mark, self.gradients + self.piece))
+            begun, before = time.perf_counter(), self.gradients
+            state, done, finite = _advance(
+                self.solver, self.problem, self.state, jnp.asarray(limit)
+            )
+            done, finite = bool(done), bool(finite)  # waits for the piece
+            taken = time.perf_counter() - begun
+            if not finite:
+                return done, False
+            self.state = state
+            if self.gradients > before and self.gradients - before >= self.piece // 2:
+                grow = np.clip(PIECE_SECONDS / max(taken, 1e-6), 0.25, 4.0)
+                self.piece = int(np.clip(self.piece * grow, 8, 1 << 30))
+            bar.show(self.gradients, self.certificate.epsilon)
+            over = max_seconds is not None and self.seconds - seconds_before > max_seconds
+            reached = self.gradients + self.solver.gradients_per_step > mark
+            if reached and self.next_check <= most:
+                following = math.ceil(self.next_check * CHECK_GROWTH)
+                self.next_check = max(following, self.next_check + CHECK_FIRST)
+            elif self.gradients == before and not done and not reached:
+                self.piece *= 2  # one step needs more gradients than a piece had room for
+            if done or over or reached:
+                return done, True
+
+    def _look(self) -> None:
+        """Judge the current point, keep it if it is the best, and record what was seen."""
+        point = _output(self.solver, self.problem, self.state)
+        certificate = judge(self.problem, point)
+        self.check_gradients += GRADIENTS_PER_CHECK
+        if certificate.epsilon <= self.certificate.epsilon:
+            self.best, self.certificate = point, certificate
+        self._record(certificate)
+
+    def _record(self, certificate: Certificate) -> None:
+        row = {"gradients": self.gradients, "seconds": self.seconds} | certificate.as_dict()
+        for name, value in row.items():
+            self.history.setdefault(name, []).append(value)
+
+    def _stalled(self) -> bool:
+        counts, seen = self.history["gradients"], self.history["epsilon"]
+        early = [e for g, e in zip(counts, seen) if g * STALL_SPAN <= counts[-1]]
+        late = seen[len(early) :]
+        if len(late) < STALL_LOOKS or not early:
+            return False
+        return min(late) > (1 - STALL_SHARE) * min(early)
+
+    def _so_far(self) -> str:
+        return (
+            f"The best point is certified at ε = {self.certificate.epsilon:.3g} only, not at "
+            f"{self.tolerance:g}, after {self.gradients:,} gradients."
+        )
+
+    def _advice(self) -> str:
+        lines = self.certificate.lines()
+        worst = max(lines, key=lambda name: lines[name])
+        if worst == "gap":
+            return "What keeps it is the lower-level gap: a larger rho would press it down."
+        return f"What keeps it is {worst}: check the constants, or try problem.check(start)."
+
+    def _certified(self) -> Status:
+        return Status(
+            "certified",
+            f"Certified: ε = {self.certificate.epsilon:.3g} ≤ {self.tolerance:g} after "
+            f"{self.gradients:,} gradients.",
+        )
+
+    def _running(self) -> Status:
+        return Status("interrupted", f"Still running. {self._so_far()}")
+
+    def _spent(self, what: str) -> Status:
+        return Status(
+            "budget spent",
+            f"The budget {what} is spent. {self._so_far()} Give more, or resume from "
+            "solution.state.",
+        )
+
+    def _stopped_itself(self) -> Status:
+        return Status(
+            "stalled",
+            f"{type(self.solver).__name__}'s own stopping test holds. {self._so_far()} "
+            f"{self._advice()}",
+        )
+
+    def _not_finite(self, most: float) -> Status:
+        limit = int(min(self.next_check, most, self.gradients + self.piece))
+        advance = lambda upto: _advance(self.solver, self.problem, self.state, jnp.asarray(upto))
+        where, self.state = where_not_finite(
+            self.problem, self.solver, advance, self.state, self.gradients, limit
+        )
+        return Status("not finite", f"Not finite: {where}. {self._so_far()}")
+
+    def solution(self, status: Status) -> Solution:
+        columns = {name: np.asarray(column) for name, column in self.history.items()}
+        return Solution(
+            status=status,
+            point=self.best,
+            certificate=self.certificate,
+            tolerance=self.tolerance,
+            gradients=self.gradients,
+            check_gradients=self.check_gradients,
+            seconds=self.seconds,
+            compile_seconds=self.compile_seconds,
+            history=History(columns),
+            solver=self.solver,
+            state=self.snapshot(),
+        )
+
+
+class _Progress:
+    """A line that shows gradients and ε, on a terminal; nothing elsewhere."""
+
+    def __init__(self, wanted: bool | None, total: int | None):
+        if wanted is None:
+            wanted = sys.stderr.isatty() and not os.environ.get("CI")
+        self.bar = None
+        if wanted:
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=total, unit=" gradients", unit_scale=True, desc="bilevax")
+
+    def show(self, gradients: int, epsilon: float) -> None:
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"ε = {epsilon:.3g}", refresh=False)
+            self.bar.update(gradients - self.bar.n)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def _check_limits(max_gradients: Any, max_seconds: Any, callback: Any) -> None:
+    if max_gradients is not None and (
+        isinstance(max_gradients, bool)
+        or not isinstance(max_gradients, int | np.integer)
+        or max_gradients < 0
+    ):
+        raise ValueError(f"max_gradients must be a whole number ≥ 0, not {max_gradients!r}")
+    number = isinstance(max_seconds, int | float) and not isinstance(max_seconds, bool)
+    if max_seconds is not None and not (number and max_seconds >= 0):
+        raise ValueError(f"max_seconds must be a number ≥ 0, not {max_seconds!r}")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be a function of a Solution, not {callback!r}")

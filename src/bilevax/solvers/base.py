@@ -1,0 +1,68 @@
+"""What a solver is: a frozen module that begins, steps, says when it is done, shows its point."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, Generic, TypeVar
+
+import equinox as eqx
+from jax import lax
+from jaxtyping import Array
+
+from bilevax.arguments import positive
+from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+
+Problem = BilevelProblem | MinimaxProblem
+State = TypeVar("State")
+
+
+class Solver(eqx.Module, Generic[State]):
+    """One method. It holds constants only; what changes between steps is its state.
+
+    Nothing here loops on the host: `bilevax.solve` compiles `step` into a loop. A state has a field
+    `gradients`, the exact number of gradient evaluations so far, and holds finite numbers only
+    unless the user's functions gave others.
+    """
+
+    @abc.abstractmethod
+    def prepare(self, problem: Any, start: Point, tolerance: float) -> Solver:
+        """On the host, before anything runs: the same solver with every constant set.
+
+        Refuses, with the reason, a problem outside of what the method can solve.
+        """
+
+    @abc.abstractmethod
+    def init(self, problem: Any, start: Point) -> State:
+        """The state at the start; evaluates no gradient."""
+
+    @abc.abstractmethod
+    def step(self, problem: Any, state: State, limit: Array) -> State:
+        """One iteration, begun only if it ends with at most `limit` gradients in all."""
+
+    @abc.abstractmethod
+    def done(self, problem: Any, state: State) -> Array:
+        """Whether the method's own stopping test holds."""
+
+    @abc.abstractmethod
+    def output(self, problem: Any, state: State) -> Point:
+        """The point that the method would return now, with its witnesses."""
+
+    @property
+    @abc.abstractmethod
+    def gradients_per_step(self) -> int:
+        """The most gradients that one indivisible step takes."""
+
+    def advance(self, problem: Any, state: State, limit: Array) -> State:
+        """Step until done, or until another step would need more than `limit` gradients."""
+
+        def going(s: Any) -> Array:
+            room = s.gradients + self.gradients_per_step <= limit
+            return room & ~self.done(problem, s)
+
+        return lax.while_loop(going, lambda s: self.step(problem, s, limit), state)
+
+
+def check_positive(solver: Solver, *names: str) -> None:
+    """Refuse constants of a solver that are given and not one positive finite number."""
+    for name in names:
+        positive(getattr(solver, name), f"{type(solver).__name__}: {name}")

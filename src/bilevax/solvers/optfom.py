@@ -1,0 +1,194 @@
+"""OptFOM: an optimal first-order method for strongly-convex-strongly-concave minimax problems."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.problems import MinimaxProblem, Point
+from bilevax.problems.constants import smoothness_of
+from bilevax.problems.validate import require
+from bilevax.solvers.base import Solver, check_positive
+from bilevax.trees import Layout
+
+OPEN, EXTRAPOLATE, CLOSE = 0, 1, 2
+
+
+class OptFOMState(eqx.Module):
+    """Where the algorithm stands between two proximal steps, as flat vectors w = (x, y).
+
+    The paper's z is kept as x = −z/σₓ, which it stands for. Every proximal step of the algorithm
+    reads: gradient at a probe, prox step from a base, gradient where it lands. `mode` says which of
+    the three kinds comes next: the one that opens an iteration (lines 5–9), an extrapolation of the
+    inner loop (lines 12–18), or the one that closes it (lines 25–27). So a step costs two
+    gradients, always, and none is computed twice.
+    """
+
+    momentum: Array  # (−z^k/σₓ, y^k)
+    settled: Array  # (−z_f^k/σₓ, y_f^k)
+    anchor: Array  # (x^{k,0}, y^{k,0})
+    half: Array  # (x^{k,t+1/2}, y^{k,t+1/2})
+    landed: Array  # where the last prox step ended
+    residual: Array
+    mode: Array
+    inner: Array  # t
+    iteration: Array  # k
+    finished: Array
+    gradients: Array
+    layout: Layout = eqx.field(static=True)
+
+
+class OptFOM(Solver[OptFOMState]):
+    """Algorithm `mmax-alg1` of the paper (Kovalev and Gasnikov 2022, Lu and Mei 2023).
+
+    Finds a point where dist(0, ∂H) ≤ tolerance for H = h + p − q with h σₓ-strongly convex in x,
+    σᵧ-strongly concave in y and ∇h L-Lipschitz, in O(√(L²/(σₓσᵧ))·log(1/tolerance)) gradients.
+    `smoothness` L is estimated if not given; σₓ and σᵧ must be known.
+    """
+
+    strong_convexity: Any = None
+    strong_concavity: Any = None
+    smoothness: Any = None
+    tolerance: Any = None
+
+    def __check_init__(self):
+        check_positive(self, "strong_convexity", "strong_concavity", "smoothness", "tolerance")
+
+    @property
+    def gradients_per_step(self) -> int:
+        return 2
+
+    def prepare(self, problem: MinimaxProblem, start: Point, tolerance: float) -> OptFOM:
+        require(problem, MinimaxProblem, "OptFOM")
+        for name in ("strong_convexity", "strong_concavity"):
+            if getattr(self, name) is None:
+                raise ValueError(
+                    f"OptFOM needs {name}: it solves strongly-convex-strongly-concave problems "
+                    "only. Give it, or use bilevax.ProximalPoint(), which makes such problems"
+                )
+        dtype = trees.dtype_of((start.x, start.y))
+        smoothness = self.smoothness
+        if smoothness is None:
+            smoothness = smoothness_of(problem, start)
+        return self.tuned(
+            jnp.asarray(smoothness, dtype),
+            jnp.asarray(self.strong_convexity, dtype),
+            jnp.asarray(self.strong_concavity, dtype),
+            jnp.asarray(tolerance if self.tolerance is None else self.tolerance, dtype),
+        )
+
+    def tuned(self, smoothness: Any, sigma_x: Any, sigma_y: Any, tolerance: Any) -> OptFOM:
+        """The same method with these constants, which may be traced."""
+        return dataclasses.replace(
+            self,
+            smoothness=smoothness,
+            strong_convexity=sigma_x,
+            strong_concavity=sigma_y,
+            tolerance=tolerance,
+        )
+
+    def init(self, problem: MinimaxProblem, start: Point) -> OptFOMState:
+        layout = Layout.of((start.x, start.y))
+        w = layout.ravel((start.x, start.y))
+        zero = jnp.zeros((), int)
+        return OptFOMState(
+            momentum=w,
+            settled=w,
+            anchor=w,
+            half=w,
+            landed=w,
+            residual=jnp.zeros((), w.dtype),
+            mode=zero + OPEN,
+            inner=zero,
+            iteration=zero,
+            finished=jnp.asarray(False),
+            gradients=zero,
+            layout=layout,
+        )
+
+    def step(self, problem: MinimaxProblem, state: OptFOMState, limit: Array) -> OptFOMState:
+        s, layout = state, state.layout
+        sigma_x, sigma_y, smoothness = self.strong_convexity, self.strong_concavity, self.smoothness
+        x_size = sum(leaf.size for leaf in jax.tree.leaves(layout.unravel(s.landed)[0]))
+        in_x = jnp.arange(s.landed.size) < x_size
+
+        def each(for_x: Array, for_y: Array) -> Array:
+            """A coefficient of its own for the entries of x and of y."""
+            return jnp.where(in_x, for_x, for_y)
+
+        # Line 2.
+        alpha = jnp.minimum(1, jnp.sqrt(8 * sigma_y / sigma_x))
+        eta_y = jnp.minimum(1 / (2 * sigma_y), 4 / (alpha * sigma_x))
+        gamma = 8 / sigma_x
+        short = gamma / (2 * math.sqrt(5) * (1 + 8 * smoothness / sigma_x))
+        closing_step = jnp.minimum(sigma_x, sigma_y) / smoothness**2
+        zero = jnp.zeros_like(sigma_x)
+
+        def operator(w: Array) -> Array:
+            """(∇ₓh̄, −∇ᵧh̄)"""
+            gx, gy = problem.gradient(*layout.unravel(w))
+            return layout.ravel((gx, trees.scale(-1, gy)))
+
+        opened = alpha * s.momentum + (1 - alpha) * s.settled  # (x^{k,−1}, y^{k,−1}), lines 4–5
+        # a^k = operator + pull∘(w − opened): with z_g = −σₓ·opened, aₓ = ∇ₓĥ + σₓ/2·(x − z_g/σₓ)
+        # and ∇ₓĥ = ∇ₓh̄ − σₓx leave −σₓ/2·(x − opened); aᵧ has σₓ/8·(y − y_g).
+        pull = each(-sigma_x / 2, sigma_x / 8)
+
+        # The prox step from `base` along the operator at `probe`.
+        is_open, is_close = s.mode == OPEN, s.mode == CLOSE
+        beta = 2 / (s.inner + 3).astype(s.landed.dtype)
+        pulled = s.landed + beta * (s.anchor - s.landed)
+        probe = jnp.where(is_open, opened, jnp.where(is_close, s.momentum, s.half))
+        base = jnp.where(is_open, opened, jnp.where(is_close, s.momentum, pulled))
+        step = jnp.where(is_close, closing_step, short)
+        direction = operator(probe) + jnp.where(is_close, 0, pull * (probe - opened))
+        target = base - step * direction
+        x, y = layout.unravel(target)
+        landed = layout.ravel((problem.x.prox(x, step), problem.y.prox(y, step)))
+        slope = operator(landed) + (target - landed) / step  # operator + b, in ∂H at `landed`
+
+        # Inside an iteration: the test of line 11, and the next extrapolation (lines 12–14).
+        rest = slope + pull * (landed - opened)
+        far = landed - opened
+        enough = gamma * jnp.vdot(rest, rest) <= jnp.vdot(far, far) / gamma
+        ends = ~is_close & enough
+        inner = jnp.where(is_open, 0, s.inner + 1)
+        anchor = jnp.where(is_open, landed, s.anchor)
+        beta = 2 / (inner + 3).astype(landed.dtype)
+        half = landed + beta * (anchor - landed) - short * rest
+
+        # Where it ends: lines 20–24. With η_z = σₓ/2 the update of z is x ← x + ½(x_f − x).
+        settled = landed - each(1 / sigma_x, zero) * slope
+        toward = each(zero + 0.5, eta_y * sigma_y) * (landed - s.momentum)
+        momentum = s.momentum + toward - each(zero, eta_y) * slope
+
+        residual = jnp.sqrt(jnp.vdot(slope, slope))  # after the closing step, line 28
+        following = jnp.where(is_close, OPEN, jnp.where(enough, CLOSE, EXTRAPOLATE))
+        return OptFOMState(
+            momentum=jnp.where(ends, momentum, s.momentum),
+            settled=jnp.where(ends, settled, s.settled),
+            anchor=anchor,
+            half=half,
+            landed=landed,
+            residual=jnp.where(is_close, residual, s.residual),
+            mode=jnp.asarray(following, s.mode.dtype),
+            inner=inner,
+            iteration=jnp.where(is_close, s.iteration + 1, s.iteration),
+            finished=is_close & (residual <= self.tolerance),
+            gradients=s.gradients + 2,
+            layout=layout,
+        )
+
+    def done(self, problem: MinimaxProblem, state: OptFOMState) -> Array:
+        return state.finished
+
+    def output(self, problem: MinimaxProblem, state: OptFOMState) -> Point:
+        x, y = state.layout.unravel(state.landed)
+        return Point(x=x, y=y)

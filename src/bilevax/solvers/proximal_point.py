@@ -1,0 +1,150 @@
+"""The inexact proximal point method for nonconvex-concave minimax problems."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.problems import MinimaxProblem, Point
+from bilevax.problems.constants import smoothness_of
+from bilevax.problems.reformulate import proximal
+from bilevax.problems.validate import require, require_bounded
+from bilevax.solvers.base import Solver, check_positive
+from bilevax.solvers.optfom import OptFOM
+from bilevax.trees import Tree
+
+
+class ProximalPointState(eqx.Module):
+    """The outer iterate, the centre of the dual regulariser, and the inner solver's state."""
+
+    x: Tree
+    y: Tree
+    y_center: Tree
+    inner: Any
+    iteration: Array
+    finished: Array
+    gradients: Array
+
+
+class ProximalPoint(Solver[ProximalPointState]):
+    """Algorithm `alg:first-order` of the paper (Lu and Mei 2023, Algorithm 2).
+
+    (x, y)^{k+1} ≈ argmin max of H(x, y) + x_weight/2·‖x − x^k‖² − y_weight/2·‖y − y⁰‖² by `inner`,
+    to stationarity inner_tolerance/(k+1), until ‖x^{k+1} − x^k‖ ≤ tolerance/(4L). Then
+    dist(0, ∂H) ≤ tolerance. In the paper x_weight = 2L and y_weight = tolerance/(2·D_q).
+
+    Left unset, L (`smoothness`) is the problem's or estimated, D_q (`y_diameter`) comes from the
+    term, and inner_tolerance is tolerance/2. `center="last"` regularises y around the last iterate,
+    as `eq:minmax_prox` has it, instead of the first, which is what the theorem covers.
+    """
+
+    tolerance: Any = None
+    inner_tolerance: Any = None
+    smoothness: Any = None
+    y_diameter: Any = None
+    x_weight: Any = None
+    y_weight: Any = None
+    center: Literal["start", "last"] = eqx.field(static=True, default="start")
+    inner: OptFOM = eqx.field(default_factory=OptFOM)
+
+    def __check_init__(self):
+        check_positive(
+            self,
+            *("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight"),
+        )
+        if self.center not in ("start", "last"):
+            raise ValueError(
+                f"ProximalPoint: center must be 'start' or 'last', not {self.center!r}"
+            )
+
+    @property
+    def gradients_per_step(self) -> int:
+        return self.inner.gradients_per_step
+
+    def prepare(self, problem: MinimaxProblem, start: Point, tolerance: float) -> ProximalPoint:
+        require(problem, MinimaxProblem, "ProximalPoint")
+        smoothness = smoothness_of(problem, start) if self.smoothness is None else self.smoothness
+        diameter = self.y_diameter
+        if diameter is None and self.y_weight is None:
+            require_bounded(problem.y, start.y, "y", "ProximalPoint")
+            diameter = float(problem.y.diameter(start.y))
+        tolerance = float(tolerance if self.tolerance is None else self.tolerance)
+        dtype = trees.dtype_of((start.x, start.y))
+        return self.tuned(smoothness, diameter, tolerance, dtype)
+
+    def tuned(self, smoothness: Any, diameter: Any, tolerance: float, dtype: Any) -> ProximalPoint:
+        """The same method with every constant set; those already given stay."""
+
+        def given(value: Any, default: Any) -> Array:
+            return jnp.asarray(default if value is None else value, dtype)
+
+        # A constant objective in y has no diameter to speak of; any weight serves it.
+        spread = None if diameter is None else max(float(diameter), float(np.finfo(dtype).eps))
+        return dataclasses.replace(
+            self,
+            tolerance=given(None, tolerance),
+            inner_tolerance=given(self.inner_tolerance, tolerance / 2),
+            smoothness=given(self.smoothness, smoothness),
+            y_diameter=given(spread, 1.0),
+            x_weight=given(self.x_weight, 2 * float(smoothness)),
+            y_weight=given(self.y_weight, 1.0 if spread is None else tolerance / (2 * spread)),
+        )
+
+    def _subproblem(self, problem: MinimaxProblem, state: ProximalPointState):
+        """The subproblem of iteration k, and the inner solver with its constants, `eq:mapbarL`."""
+        sub = proximal(problem, state.x, state.y_center, self.x_weight, self.y_weight)
+        count = (state.iteration + 1).astype(self.smoothness.dtype)
+        inner = self.inner.tuned(
+            self.smoothness + jnp.maximum(self.x_weight, self.y_weight),
+            # h + x_weight/2‖·‖² is convex enough by what the weight exceeds L, and never less than
+            # a fraction of it: a weight chosen below 2L is the user's bet that h is less nonconvex.
+            jnp.maximum(self.x_weight - self.smoothness, self.x_weight / 2),
+            self.y_weight,
+            self.inner_tolerance / count,
+        )
+        return sub, inner
+
+    def init(self, problem: MinimaxProblem, start: Point) -> ProximalPointState:
+        zero = jnp.zeros((), int)
+        state = ProximalPointState(start.x, start.y, start.y, None, zero, jnp.asarray(False), zero)
+        sub, inner = self._subproblem(problem, state)
+        return dataclasses.replace(state, inner=inner.init(sub, start))
+
+    def step(
+        self, problem: MinimaxProblem, state: ProximalPointState, limit: Array
+    ) -> ProximalPointState:
+        sub, inner = self._subproblem(problem, state)
+        before = state.inner.gradients
+        advanced = inner.advance(sub, state.inner, limit - state.gradients + before)
+        spent = state.gradients + advanced.gradients - before
+        state = dataclasses.replace(state, inner=advanced, gradients=spent)
+
+        def next_subproblem() -> ProximalPointState:
+            point = inner.output(sub, advanced)
+            moved = trees.norm(trees.subtract(point.x, state.x))
+            following = ProximalPointState(
+                x=point.x,
+                y=point.y,
+                y_center=point.y if self.center == "last" else state.y_center,
+                inner=None,
+                iteration=state.iteration + 1,
+                finished=moved <= self.tolerance / (4 * self.smoothness),
+                gradients=spent,
+            )
+            sub_, inner_ = self._subproblem(problem, following)
+            return dataclasses.replace(following, inner=inner_.init(sub_, point))
+
+        return lax.cond(inner.done(sub, advanced), next_subproblem, lambda: state)
+
+    def done(self, problem: MinimaxProblem, state: ProximalPointState) -> Array:
+        return state.finished
+
+    def output(self, problem: MinimaxProblem, state: ProximalPointState) -> Point:
+        return Point(x=state.x, y=state.y)

@@ -1,0 +1,321 @@
+"""What a proximable convex term is, over one array or any pytree."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bilevax.arguments import tracing
+from bilevax.trees import Tree
+
+Scalar: TypeAlias = Array
+Number: TypeAlias = float | np.ndarray | Array
+
+
+def parameter(value: Number) -> Any:
+    """Keep a term's number as an array, so that a new value does not mean a new compilation."""
+    return value if isinstance(value, jax.Array) else np.asarray(value)
+
+
+def cast(value: Number, like: Array) -> Array:
+    """The parameter `value` in the dtype and shape of `like`."""
+    return jnp.broadcast_to(jnp.asarray(value, like.dtype), like.shape)
+
+
+def scalar(value: Number, like: Array) -> Array:
+    """The parameter `value` as a scalar in the dtype of `like`."""
+    return jnp.asarray(value, like.dtype)
+
+
+def concrete(value: Any) -> bool:
+    """Whether a parameter's numbers can be looked at now."""
+    return not tracing(value)
+
+
+def is_term(value: Any) -> bool:
+    return isinstance(value, Term)
+
+
+def tree_sum(tree: Tree) -> Scalar:
+    """Sum of the scalars in a tree; zero for an absent block."""
+    leaves = jax.tree.leaves(tree)
+    return functools.reduce(operator.add, leaves) if leaves else jnp.zeros(())
+
+
+def _show(value: Any) -> str:
+    """A parameter as a reader wants it: numbers as numbers, arrays by their shape."""
+    if isinstance(value, np.ndarray | jax.Array) and concrete(value):
+        return f"{value:g}" if value.ndim == 0 else f"array{value.shape}"
+    return repr(value)
+
+
+class Term(eqx.Module):
+    """A proper closed convex function φ of one block of variables.
+
+    Solvers and certificates see φ through the methods below and nothing else. Each takes an array
+    or any pytree of arrays.
+    """
+
+    @abc.abstractmethod
+    def value(self, x: Tree) -> Scalar:
+        """φ(x); infinite outside the domain, up to rounding."""
+
+    @abc.abstractmethod
+    def prox(self, v: Tree, step: Number) -> Tree:
+        """argmin over u of ½‖u − v‖² + step·φ(u)."""
+
+    @abc.abstractmethod
+    def project(self, v: Tree) -> Tree:
+        """The point of the domain of φ nearest to v."""
+
+    @abc.abstractmethod
+    def diameter(self, like: Tree) -> Scalar:
+        """max ‖u − v‖ over the domain, for a block shaped like `like`; infinite if unbounded."""
+
+    @abc.abstractmethod
+    def linear_oracle(self, g: Tree) -> Tree:
+        """A maximiser of ⟨g, s⟩ over the domain; infinite entries where there is none."""
+
+    @abc.abstractmethod
+    def conjugate(self, g: Tree) -> Scalar:
+        """φ*(g) = sup over s of ⟨g, s⟩ − φ(s). For a set this is max ⟨g, s⟩ over it."""
+
+    @abc.abstractmethod
+    def residual(self, x: Tree, g: Tree) -> Tree:
+        """The shortest vector of g + ∂φ(x), for x in the domain. Its norm is dist(0, g + ∂φ(x))."""
+
+    @abc.abstractmethod
+    def supremum(self, like: Tree) -> Scalar:
+        """An upper bound on φ over its domain; infinite if there is none."""
+
+    @abc.abstractmethod
+    def check_block(self, x: Tree, name: str) -> None:
+        """Raise a `ValueError` that names the block if `x` has a shape φ cannot take."""
+
+    def support(self, g: Tree) -> Scalar:
+        """max ⟨g, s⟩ over the domain of φ."""
+
+        def inner(a: Array, s: Array) -> Array:
+            return jnp.sum(jnp.where(a == 0, 0, a * jnp.where(a == 0, 0, s)))
+
+        return tree_sum(jax.tree.map(inner, g, self.linear_oracle(g)))
+
+    def violation(self, x: Tree) -> Scalar:
+        """The distance from x to the domain of φ."""
+        squares = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), x, self.project(x))
+        return jnp.sqrt(tree_sum(squares))
+
+    def __repr__(self) -> str:
+        shown = (f"{f.name}={_show(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def __add__(self, other: Term) -> Term:
+        if not is_term(other):
+            return NotImplemented
+        from bilevax.terms._sums import add
+
+        return add(self, other)
+
+    def __mul__(self, factor: Number) -> Term:
+        if is_term(factor):
+            return NotImplemented
+        return Scaled(self, factor)
+
+    __rmul__ = __mul__
+
+
+class LeafTerm(Term):
+    """A term defined for one array; a pytree is taken leaf by leaf.
+
+    So `Simplex()` on a pytree of two arrays is the product of two simplices, not one simplex
+    spread over both.
+    """
+
+    @abc.abstractmethod
+    def leaf_value(self, x: Array) -> Scalar: ...
+
+    @abc.abstractmethod
+    def leaf_prox(self, v: Array, step: Array) -> Array: ...
+
+    @abc.abstractmethod
+    def leaf_project(self, v: Array) -> Array: ...
+
+    @abc.abstractmethod
+    def leaf_diameter(self, like: Array) -> Scalar: ...
+
+    @abc.abstractmethod
+    def leaf_linear_oracle(self, g: Array) -> Array: ...
+
+    @abc.abstractmethod
+    def leaf_conjugate(self, g: Array) -> Scalar: ...
+
+    @abc.abstractmethod
+    def leaf_residual(self, x: Array, g: Array) -> Array: ...
+
+    @abc.abstractmethod
+    def leaf_supremum(self, like: Array) -> Scalar: ...
+
+    @abc.abstractmethod
+    def leaf_check(self, x: Array) -> str | None:
+        """What is wrong with an array of this shape, or nothing."""
+
+    def value(self, x: Tree) -> Scalar:
+        return tree_sum(jax.tree.map(lambda a: self.leaf_value(jnp.asarray(a)), x))
+
+    def prox(self, v: Tree, step: Number) -> Tree:
+        def leaf(a: Number) -> Array:
+            a = jnp.asarray(a)
+            return self.leaf_prox(a, scalar(step, a))
+
+        return jax.tree.map(leaf, v)
+
+    def project(self, v: Tree) -> Tree:
+        return jax.tree.map(lambda a: self.leaf_project(jnp.asarray(a)), v)
+
+    def diameter(self, like: Tree) -> Scalar:
+        squares = jax.tree.map(lambda a: self.leaf_diameter(_ones(a)) ** 2, like)
+        return jnp.sqrt(tree_sum(squares))
+
+    def linear_oracle(self, g: Tree) -> Tree:
+        return jax.tree.map(lambda a: self.leaf_linear_oracle(jnp.asarray(a)), g)
+
+    def conjugate(self, g: Tree) -> Scalar:
+        return tree_sum(jax.tree.map(lambda a: self.leaf_conjugate(jnp.asarray(a)), g))
+
+    def residual(self, x: Tree, g: Tree) -> Tree:
+        return jax.tree.map(lambda a, b: self.leaf_residual(jnp.asarray(a), jnp.asarray(b)), x, g)
+
+    def supremum(self, like: Tree) -> Scalar:
+        return tree_sum(jax.tree.map(lambda a: self.leaf_supremum(_ones(a)), like))
+
+    def check_block(self, x: Tree, name: str) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+            problem = self.leaf_check(leaf)
+            if problem:
+                raise ValueError(f"{name}{jax.tree_util.keystr(path)}: {self} {problem}")
+
+
+def _ones(like: Any) -> Array:
+    """An array shaped like `like`, which may be only a shape and a dtype."""
+    return jnp.ones(jnp.shape(like), jnp.result_type(like))
+
+
+class PerLeaf(Term):
+    """One term for each part of a block: φ(x) = Σ φᵢ(xᵢ) for a pytree of terms φᵢ.
+
+    `parts` may be a prefix of the block's own tree, so one term can stand for a whole subtree.
+    """
+
+    parts: Tree
+
+    def _map(self, method: Callable[..., Any], *trees: Tree) -> Tree:
+        return jax.tree.map(method, self.parts, *trees, is_leaf=is_term)
+
+    def value(self, x: Tree) -> Scalar:
+        return tree_sum(self._map(lambda t, a: t.value(a), x))
+
+    def prox(self, v: Tree, step: Number) -> Tree:
+        return self._map(lambda t, a: t.prox(a, step), v)
+
+    def project(self, v: Tree) -> Tree:
+        return self._map(lambda t, a: t.project(a), v)
+
+    def diameter(self, like: Tree) -> Scalar:
+        return jnp.sqrt(tree_sum(self._map(lambda t, a: t.diameter(a) ** 2, like)))
+
+    def linear_oracle(self, g: Tree) -> Tree:
+        return self._map(lambda t, a: t.linear_oracle(a), g)
+
+    def conjugate(self, g: Tree) -> Scalar:
+        return tree_sum(self._map(lambda t, a: t.conjugate(a), g))
+
+    def residual(self, x: Tree, g: Tree) -> Tree:
+        return self._map(lambda t, a, b: t.residual(a, b), x, g)
+
+    def supremum(self, like: Tree) -> Scalar:
+        return tree_sum(self._map(lambda t, a: t.supremum(a), like))
+
+    def check_block(self, x: Tree, name: str) -> None:
+        try:
+            pairs = self._map(lambda t, a: (t, a), x)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{name}: the pytree of terms {self.parts} does not match the block's own pytree "
+                f"{jax.tree.structure(x)}; give one term for the whole block, or one per part. "
+                f"({error})"
+            ) from None
+        is_pair = lambda p: isinstance(p, tuple) and len(p) == 2 and is_term(p[0])
+        for path, (term, part) in jax.tree_util.tree_leaves_with_path(pairs, is_leaf=is_pair):
+            term.check_block(part, f"{name}{jax.tree_util.keystr(path)}")
+
+
+class Scaled(Term):
+    """The term factor·φ, for a factor > 0."""
+
+    term: Term
+    factor: Number = eqx.field(converter=parameter)
+
+    def __check_init__(self):
+        if concrete(self.factor) and not np.all(np.asarray(self.factor) > 0):
+            raise ValueError(f"a term can only be scaled by a positive factor, not {self.factor}")
+
+    def _times(self, tree: Tree, inverse: bool = False) -> Tree:
+        def leaf(a: Array) -> Array:
+            factor = scalar(self.factor, a)
+            return a / factor if inverse else a * factor
+
+        return jax.tree.map(leaf, tree)
+
+    def value(self, x: Tree) -> Scalar:
+        return self._times(self.term.value(x))
+
+    def prox(self, v: Tree, step: Number) -> Tree:
+        step = jnp.asarray(step)
+        return self.term.prox(v, step * scalar(self.factor, step))
+
+    def project(self, v: Tree) -> Tree:
+        return self.term.project(v)
+
+    def diameter(self, like: Tree) -> Scalar:
+        return self.term.diameter(like)
+
+    def linear_oracle(self, g: Tree) -> Tree:
+        return self.term.linear_oracle(g)
+
+    def conjugate(self, g: Tree) -> Scalar:
+        return self._times(self.term.conjugate(self._times(g, inverse=True)))
+
+    def residual(self, x: Tree, g: Tree) -> Tree:
+        return self._times(self.term.residual(x, self._times(g, inverse=True)))
+
+    def supremum(self, like: Tree) -> Scalar:
+        bound = self.term.supremum(like)
+        return jnp.where(bound == 0, 0, self._times(bound))
+
+    def check_block(self, x: Tree, name: str) -> None:
+        self.term.check_block(x, name)
+
+
+def as_term(spec: Any, name: str) -> Term:
+    """A term from what a user may write for a block: a term, or a pytree of terms."""
+    if is_term(spec):
+        return spec
+    leaves = jax.tree.leaves(spec, is_leaf=is_term)
+    wrong = [leaf for leaf in leaves if not is_term(leaf)]
+    if wrong or not leaves:
+        found = type(wrong[0]).__name__ if wrong else "an empty tree"
+        raise TypeError(
+            f"{name} must be a term such as bilevax.terms.Box(-1.0, 1.0), or a pytree of terms, "
+            f"not {found}; use bilevax.terms.Free() for no constraint"
+        )
+    return PerLeaf(spec)

@@ -1,0 +1,239 @@
+"""Convex functions as terms: norms and squares, with the sums whose prox is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bilevax.terms._term import (
+    LeafTerm,
+    Number,
+    Scalar,
+    Term,
+    Tree,
+    cast,
+    concrete,
+    parameter,
+    scalar,
+    tree_sum,
+)
+from bilevax.terms.sets import Free, check_axis, check_broadcast, indicator, safe_norm, shortest
+
+
+def _check_weight(name: str, weight: Any, field: str = "weight") -> None:
+    if np.ndim(weight) != 0:
+        raise ValueError(f"{name}: {field} must be one number, not an array")
+    if concrete(weight) and not weight >= 0:
+        raise ValueError(f"{name}: {field} must be ≥ 0, not {weight}")
+
+
+class L1(LeafTerm):
+    """weight·Σ |xᵢ|, on the box lower ≤ x ≤ upper (everywhere, unless bounds are given)."""
+
+    weight: Number = eqx.field(converter=parameter)
+    lower: Number = eqx.field(converter=parameter, default=-np.inf)
+    upper: Number = eqx.field(converter=parameter, default=np.inf)
+
+    def __check_init__(self):
+        _check_weight("L1", self.weight)
+        if concrete(self.lower) and concrete(self.upper):
+            low, high = np.asarray(self.lower), np.asarray(self.upper)
+            if not np.all(low <= high):
+                raise ValueError(f"L1: lower must be ≤ upper everywhere, not {low} and {high}")
+
+    def _bounds(self, x: Array) -> tuple[Array, Array]:
+        return cast(self.lower, x), cast(self.upper, x)
+
+    def leaf_value(self, x: Array) -> Scalar:
+        return scalar(self.weight, x) * jnp.sum(jnp.abs(x)) + indicator(x, self.leaf_project(x))
+
+    def leaf_prox(self, v: Array, step: Array) -> Array:
+        # One-dimensional and convex, so the box only clips the unconstrained minimiser.
+        shrink = step * scalar(self.weight, v)
+        return jnp.clip(v - jnp.clip(v, -shrink, shrink), *self._bounds(v))
+
+    def leaf_project(self, v: Array) -> Array:
+        return jnp.clip(v, *self._bounds(v))
+
+    def leaf_diameter(self, like: Array) -> Scalar:
+        low, high = self._bounds(like)
+        return jnp.sqrt(jnp.sum((high - low) ** 2))
+
+    def leaf_linear_oracle(self, g: Array) -> Array:
+        low, high = self._bounds(g)
+        return jnp.where(g > 0, high, jnp.where(g < 0, low, jnp.clip(jnp.zeros_like(g), low, high)))
+
+    def leaf_conjugate(self, g: Array) -> Scalar:
+        low, high = self._bounds(g)
+        weight = scalar(self.weight, g)
+
+        def at(s: Array) -> Array:
+            slope = g - weight * jnp.sign(s)
+            finite = jnp.where(jnp.isfinite(s), s, 0)
+            return jnp.where(jnp.isfinite(s) | (slope == 0), slope * finite, slope * s)
+
+        inner = jnp.clip(jnp.zeros_like(g), low, high)
+        return jnp.sum(jnp.maximum(jnp.maximum(at(low), at(high)), at(inner)))
+
+    def leaf_residual(self, x: Array, g: Array) -> Array:
+        low, high = self._bounds(x)
+        weight = scalar(self.weight, x)
+        least = jnp.where(x > 0, weight, -weight)
+        most = jnp.where(x < 0, -weight, weight)
+        return shortest(
+            g, jnp.where(x <= low, -jnp.inf, least), jnp.where(x >= high, jnp.inf, most)
+        )
+
+    def leaf_supremum(self, like: Array) -> Scalar:
+        low, high = self._bounds(like)
+        weight = scalar(self.weight, like)
+        farthest = jnp.sum(jnp.maximum(jnp.abs(low), jnp.abs(high)))
+        return jnp.where(weight == 0, 0, weight * farthest)
+
+    def leaf_check(self, x: Array) -> str | None:
+        return check_broadcast(x, lower=self.lower, upper=self.upper)
+
+
+class GroupL2(LeafTerm):
+    """weight·Σ ‖row‖ over the rows along `axis`; over the whole array with `axis=None`."""
+
+    weight: Number = eqx.field(converter=parameter)
+    axis: int | None = eqx.field(static=True, default=-1)
+
+    def __check_init__(self):
+        _check_weight("GroupL2", self.weight)
+
+    def leaf_value(self, x: Array) -> Scalar:
+        return scalar(self.weight, x) * jnp.sum(safe_norm(x, self.axis))
+
+    def leaf_prox(self, v: Array, step: Array) -> Array:
+        norm = safe_norm(v, self.axis)
+        keep = norm > step * scalar(self.weight, v)
+        ratio = 1 - step * scalar(self.weight, v) / jnp.where(keep, norm, 1)
+        return jnp.where(keep, ratio, 0) * v
+
+    def leaf_project(self, v: Array) -> Array:
+        return v
+
+    def leaf_diameter(self, like: Array) -> Scalar:
+        return jnp.asarray(jnp.inf if like.size else 0.0, like.dtype)
+
+    def leaf_linear_oracle(self, g: Array) -> Array:
+        return jnp.where(g == 0, 0, jnp.sign(g) * jnp.inf)
+
+    def leaf_conjugate(self, g: Array) -> Scalar:
+        within = jnp.all(safe_norm(g, self.axis) <= scalar(self.weight, g))
+        return jnp.where(within, 0.0, jnp.inf).astype(g.dtype)
+
+    def leaf_residual(self, x: Array, g: Array) -> Array:
+        weight = scalar(self.weight, x)
+        size, slope = safe_norm(x, self.axis), safe_norm(g, self.axis)
+        smooth = g + weight * x / jnp.where(size == 0, 1, size)
+        at_zero = g * jnp.maximum(1 - weight / jnp.where(slope == 0, 1, slope), 0)
+        return jnp.where(size == 0, at_zero, smooth)
+
+    def leaf_supremum(self, like: Array) -> Scalar:
+        return jnp.where(scalar(self.weight, like) == 0, 0.0, jnp.inf).astype(like.dtype)
+
+    def leaf_check(self, x: Array) -> str | None:
+        return check_axis(x, self.axis)
+
+
+class Ridge(Term):
+    """weight/2·‖x − center‖² + base(x); `base` is `Free()` unless a sum put a term there.
+
+    Completing the square gives all it needs from `base` alone:
+    prox_{tφ}(v) = prox_{s·base}((v + t·w·c)/(1 + t·w)) with s = t/(1 + t·w), and the supremum in
+    φ*(g) is attained at prox_{base/w}(c + g/w).
+    """
+
+    weight: Number = eqx.field(converter=parameter)
+    center: Tree = eqx.field(converter=lambda c: jax.tree.map(parameter, c), default=0.0)
+    base: Term = eqx.field(default_factory=Free)
+
+    def __check_init__(self):
+        if np.ndim(self.weight) != 0:
+            raise ValueError("Ridge: weight must be one number, not an array")
+        if concrete(self.weight) and not self.weight > 0:
+            raise ValueError(f"Ridge: weight must be > 0, not {self.weight}")
+
+    def _centers(self, like: Tree) -> Tree:
+        """The center in the shape of `like`: one for all leaves, or one per leaf."""
+        if jax.tree.structure(self.center) == jax.tree.structure(0):
+            return jax.tree.map(lambda a: cast(self.center, a), like)
+        return jax.tree.map(lambda c, a: cast(c, a), self.center, like)
+
+    def _square(self, x: Tree) -> Scalar:
+        parts = jax.tree.map(
+            lambda a, c: scalar(self.weight, a) / 2 * jnp.sum((a - c) ** 2), x, self._centers(x)
+        )
+        return tree_sum(parts)
+
+    def value(self, x: Tree) -> Scalar:
+        return self._square(x) + self.base.value(x)
+
+    def prox(self, v: Tree, step: Number) -> Tree:
+        step = jnp.asarray(step)
+        grown = 1 + step * scalar(self.weight, step)
+
+        def complete(a: Array, c: Array) -> Array:
+            pull = scalar(step, a) * scalar(self.weight, a)
+            return (a + pull * c) / (1 + pull)
+
+        return self.base.prox(jax.tree.map(complete, v, self._centers(v)), step / grown)
+
+    def project(self, v: Tree) -> Tree:
+        return self.base.project(v)
+
+    def diameter(self, like: Tree) -> Scalar:
+        return self.base.diameter(like)
+
+    def linear_oracle(self, g: Tree) -> Tree:
+        return self.base.linear_oracle(g)
+
+    def conjugate(self, g: Tree) -> Scalar:
+        moved = jax.tree.map(lambda a, c: c + a / scalar(self.weight, a), g, self._centers(g))
+        best = self.base.prox(moved, 1 / jnp.asarray(self.weight))
+        linear = tree_sum(jax.tree.map(lambda a, b: jnp.sum(a * b), g, best))
+        return linear - self.value(best)
+
+    def residual(self, x: Tree, g: Tree) -> Tree:
+        shifted = jax.tree.map(
+            lambda b, a, c: b + scalar(self.weight, a) * (a - c), g, x, self._centers(x)
+        )
+        return self.base.residual(x, shifted)
+
+    def supremum(self, like: Tree) -> Scalar:
+        # Any point of the domain is within a diameter of the one nearest to the center.
+        zeros = jax.tree.map(lambda a: jnp.zeros(jnp.shape(a), jnp.result_type(a)), like)
+        centers = self._centers(zeros)
+        gaps = jax.tree.map(lambda a, c: jnp.sum((a - c) ** 2), self.project(centers), centers)
+        reach = jnp.sqrt(tree_sum(gaps)) + self.diameter(like)
+        return scalar(self.weight, reach) / 2 * reach**2 + self.base.supremum(like)
+
+    def check_block(self, x: Tree, name: str) -> None:
+        self.base.check_block(x, name)
+        single = jax.tree.structure(self.center) == jax.tree.structure(0)
+        if not single and jax.tree.structure(self.center) != jax.tree.structure(x):
+            raise ValueError(
+                f"{name}: Ridge's center must be a number, an array, or a pytree like the block's, "
+                f"{jax.tree.structure(x)}, not {jax.tree.structure(self.center)}"
+            )
+        centers = jax.tree.map(lambda _: self.center, x) if single else self.center
+        for center, leaf in zip(jax.tree.leaves(centers), jax.tree.leaves(x)):
+            wrong = check_broadcast(leaf, center=center)
+            if wrong:
+                raise ValueError(f"{name}: Ridge {wrong}")
+
+
+def ElasticNet(l1: Number, l2: Number) -> Ridge:
+    """l1·Σ |xᵢ| + l2/2·‖x‖², which is `Ridge(l2, base=L1(l1))`; l2 > 0."""
+    _check_weight("ElasticNet", l1, "l1")
+    if np.ndim(l2) != 0 or (concrete(l2) and not l2 > 0):
+        raise ValueError(f"ElasticNet: l2 must be one number > 0, not {l2}; for l2 = 0 use L1(l1)")
+    return Ridge(l2, base=L1(l1))

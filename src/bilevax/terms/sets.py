@@ -1,0 +1,320 @@
+"""Convex sets as terms: φ is 0 on the set and infinite outside, so its prox is the projection."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bilevax.terms._term import LeafTerm, Number, Scalar, cast, concrete, parameter, scalar
+from bilevax.terms._waterfill import along_axis, waterfill
+
+# A point lies in a set, or on its curved boundary, when it does up to this many roundings.
+ROUNDING = 64
+
+
+def indicator(x: Array, nearest: Array) -> Scalar:
+    """0 where x is its own projection up to rounding, infinite elsewhere (and for NaN)."""
+    distance = jnp.sqrt(jnp.sum((x - nearest) ** 2))
+    allowed = ROUNDING * jnp.finfo(x.dtype).eps * (1 + jnp.sqrt(jnp.sum(nearest**2)))
+    return jnp.where(distance <= allowed, 0.0, jnp.inf).astype(x.dtype)
+
+
+def shortest(g: Array, low: Array, high: Array) -> Array:
+    """The shortest vector of g + [low, high], entry by entry."""
+    return jnp.clip(jnp.zeros_like(g), g + low, g + high)
+
+
+def safe_norm(x: Array, axis: int | None) -> Array:
+    """Norms along `axis`, kept as an axis of length one; differentiable at zero."""
+    square = jnp.sum(x**2, axis=axis, keepdims=True)
+    zero = square == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
+
+
+def dot(a: Array, b: Array) -> Scalar:
+    """⟨a, b⟩ with 0·∞ = 0."""
+    return jnp.sum(jnp.where(a == 0, 0, a * jnp.where(a == 0, 0, b)))
+
+
+def row_count(x: Array, axis: int | None) -> int:
+    return 1 if axis is None else x.size // x.shape[axis]
+
+
+def row_length(x: Array, axis: int | None) -> int:
+    return x.size if axis is None else x.shape[axis]
+
+
+def check_axis(x: Array, axis: int | None) -> str | None:
+    if axis is not None and not -jnp.ndim(x) <= axis < jnp.ndim(x):
+        return f"has axis={axis}, but this array has shape {jnp.shape(x)}"
+    if axis is not None and 0 in jnp.shape(x):
+        return (
+            f"needs a row with entries along axis={axis}, but this array has shape {jnp.shape(x)}"
+        )
+    return None
+
+
+def check_broadcast(x: Array, **bounds: Number) -> str | None:
+    for name, value in bounds.items():
+        try:
+            fits = jnp.broadcast_shapes(jnp.shape(value), jnp.shape(x)) == jnp.shape(x)
+        except ValueError:
+            fits = False
+        if not fits:
+            return f"has {name} of shape {jnp.shape(value)}, but this array has {jnp.shape(x)}"
+    return None
+
+
+class ConvexSet(LeafTerm):
+    """What every set shares: its value is an indicator, its prox the projection."""
+
+    def leaf_value(self, x: Array) -> Scalar:
+        return indicator(x, self.leaf_project(x))
+
+    def leaf_prox(self, v: Array, step: Array) -> Array:
+        return self.leaf_project(v)
+
+    def leaf_conjugate(self, g: Array) -> Scalar:
+        return dot(g, self.leaf_linear_oracle(g))
+
+    def leaf_supremum(self, like: Array) -> Scalar:
+        return jnp.zeros((), like.dtype)
+
+
+class Free(ConvexSet):
+    """No constraint: φ = 0 everywhere."""
+
+    def leaf_project(self, v: Array) -> Array:
+        return v
+
+    def leaf_diameter(self, like: Array) -> Scalar:
+        return jnp.asarray(jnp.inf if like.size else 0.0, like.dtype)
+
+    def leaf_linear_oracle(self, g: Array) -> Array:
+        return jnp.where(g == 0, 0, jnp.sign(g) * jnp.inf)
+
+    def leaf_residual(self, x: Array, g: Array) -> Array:
+        return g
+
+    def leaf_check(self, x: Array) -> str | None:
+        return None
+
+
+class Box(ConvexSet):
+    """{x : lower ≤ x ≤ upper}, entry by entry; bounds may be arrays, and infinite."""
+
+    lower: Number = eqx.field(converter=parameter)
+    upper: Number = eqx.field(converter=parameter)
+
+    def __check_init__(self):
+        if not (concrete(self.lower) and concrete(self.upper)):
+            return
+        low, high = np.asarray(self.lower), np.asarray(self.upper)
+        if np.isnan(low).any() or np.isnan(high).any():
+            raise ValueError("Box: lower and upper must not be NaN")
+        if not np.all(low <= high):
+            raise ValueError(f"Box: lower must be ≤ upper everywhere, not {low} and {high}")
+
+    def _bounds(self, x: Array) -> tuple[Array, Array]:
+        return cast(self.lower, x), cast(self.upper, x)
+
+    def leaf_project(self, v: Array) -> Array:
+        return jnp.clip(v, *self._bounds(v))
+
+    def leaf_diameter(self, like: Array) -> Scalar:
+        low, high = self._bounds(like)
+        return jnp.sqrt(jnp.sum((high - low) ** 2))
+
+    def leaf_linear_oracle(self, g: Array) -> Array:
+        low, high = self._bounds(g)
+        return jnp.where(g > 0, high, jnp.where(g < 0, low, jnp.clip(jnp.zeros_like(g), low, high)))
+
+    def leaf_residual(self, x: Array, g: Array) -> Array:
+        low, high = self._bounds(x)
+        return shortest(g, jnp.where(x <= low, -jnp.inf, 0), jnp.where(x >= high, jnp.inf, 0))
+
+    def leaf_check(self, x: Array) -> str | None:
+        return check_broadcast(x, lower=self.lower, upper=self.upper)
+
+
+def NonNegative() -> Box:
+    """{x : x ≥ 0}, which is `Box(0, inf)`."""
+    return Box(0.0, np.inf)
+
+
+def LInfBall(radius: Number) -> Box:
+    """{x : max |xᵢ| ≤ radius}, which is `Box(-radius, radius)`."""
+    if concrete(radius) and not np.all(np.asarray(radius) >= 0):
+        raise ValueError(f"LInfBall: radius must be ≥ 0, not {radius}")
+    return Box(-jnp.asarray(radius), radius)
+
+
+class CappedSimplex(ConvexSet):
+    """{x : 0 ≤ x ≤ cap, Σ x = total}: the truncated simplex, along `axis` or over the whole array.
+
+    With total 1 and cap = 1/(p·n) this weighs the worst p share of n losses.
+    """
+
+    cap: Number = eqx.field(converter=parameter)
+    total: Number = eqx.field(converter=parameter, default=1.0)
+    axis: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        for name, value in (("cap", self.cap), ("total", self.total)):
+            if np.ndim(value) != 0:
+                raise ValueError(f"CappedSimplex: {name} must be one number, not an array")
+            if concrete(value) and not value > 0:
+                raise ValueError(f"CappedSimplex: {name} must be > 0, not {value}")
+
+    def _project_row(self, v: Array) -> Array:
+        # On a grid of floats the sum of the entries' caps can miss `total` by rounding; the level
+        # search then ends at the nearest level, which is the right answer there too.
+        cap, total = scalar(self.cap, v), scalar(self.total, v)
+        return waterfill(v, jnp.zeros_like(v), jnp.broadcast_to(cap, v.shape), total)
+
+    def _vertex(self, length: int, like: Array) -> Array:
+        """The entries of a vertex, largest first: full caps, then what remains."""
+        total = scalar(self.total, like)
+        cap = jnp.minimum(scalar(self.cap, like), total)  # an infinite cap never binds
+        return jnp.clip(total - cap * jnp.arange(length, dtype=like.dtype), 0, cap)
+
+    def leaf_project(self, v: Array) -> Array:
+        return along_axis(self._project_row, self.axis, v)
+
+    def leaf_diameter(self, like: Array) -> Scalar:
+        # Vertices are rearrangements of one vector, so the farthest pair is sorted oppositely.
+        vertex = self._vertex(row_length(like, self.axis), like)
+        rows = row_count(like, self.axis)
+        return jnp.sqrt(rows * jnp.sum((vertex - vertex[::-1]) ** 2))
+
+    def leaf_linear_oracle(self, g: Array) -> Array:
+        def row(g: Array) -> Array:
+            order = jnp.argsort(-g)
+            return jnp.zeros_like(g).at[order].set(self._vertex(g.size, g))
+
+        return along_axis(row, self.axis, g)
+
+    def leaf_residual(self, x: Array, g: Array) -> Array:
+        # dist(−g, N(x)) is the length of −g projected on the tangent cone
+        # {d : Σ d = 0, d ≥ 0 where x = 0, d ≤ 0 where x = cap}.
+        def row(x: Array, g: Array) -> Array:
+            lower = jnp.where(x <= 0, 0, -jnp.inf).astype(x.dtype)
+            upper = jnp.where(x >= scalar(self.cap, x), 0, jnp.inf).astype(x.dtype)
+            return -waterfill(-g, lower, upper, jnp.zeros((), x.dtype))
+
+        return along_axis(row, self.axis, x, g)
+
+    def leaf_check(self, x: Array) -> str | None:
+        wrong = check_axis(x, self.axis)
+        if wrong or not (concrete(self.cap) and concrete(self.total)):
+            return wrong
+        length = row_length(x, self.axis)
+        if length * float(self.cap) < float(self.total) * (1 - 1e-6):
+            return (
+                f"is empty: {length} entries of at most {self.cap} cannot add up to {self.total}; "
+                f"cap must be at least total/{length}"
+            )
+        return None
+
+
+def Simplex(total: Number = 1.0, axis: int | None = None) -> CappedSimplex:
+    """{x : x ≥ 0, Σ x = total}, along `axis` or over the whole array."""
+    return CappedSimplex(np.inf, total, axis)
+
+
+class L2Ball(ConvexSet):
+    """{x : ‖x − center‖ ≤ radius}, along `axis` or over the whole array."""
+
+    radius: Number = eqx.field(converter=parameter)
+    center: Number = eqx.field(converter=parameter, default=0.0)
+    axis: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        if np.ndim(self.radius) != 0:
+            raise ValueError("L2Ball: radius must be one number, not an array")
+        if concrete(self.radius) and not self.radius >= 0:
+            raise ValueError(f"L2Ball: radius must be ≥ 0, not {self.radius}")
+
+    def _from_center(self, x: Array) -> tuple[Array, Array, Array]:
+        offset = x - cast(self.center, x)
+        return offset, safe_norm(offset, self.axis), scalar(self.radius, x)
+
+    def leaf_project(self, v: Array) -> Array:
+        offset, norm, radius = self._from_center(v)
+        outside = norm > radius
+        shrunk = cast(self.center, v) + offset * (radius / jnp.where(outside, norm, 1))
+        return jnp.where(outside, shrunk, v)
+
+    def leaf_diameter(self, like: Array) -> Scalar:
+        rows = jnp.asarray(row_count(like, self.axis), like.dtype)
+        return 2 * scalar(self.radius, like) * jnp.sqrt(rows)
+
+    def leaf_linear_oracle(self, g: Array) -> Array:
+        norm = safe_norm(g, self.axis)
+        return cast(self.center, g) + scalar(self.radius, g) * g / jnp.where(norm == 0, 1, norm)
+
+    def leaf_residual(self, x: Array, g: Array) -> Array:
+        # On the boundary the normal cone is the ray outwards: drop g's inward part.
+        offset, norm, radius = self._from_center(x)
+        unit = offset / jnp.where(norm == 0, 1, norm)
+        boundary = norm >= radius * (1 - ROUNDING * jnp.finfo(x.dtype).eps)
+        along = jnp.sum(g * unit, axis=self.axis, keepdims=True)
+        inside = jnp.where(boundary, g - jnp.minimum(along, 0) * unit, g)
+        return jnp.where(radius == 0, 0, inside)
+
+    def leaf_check(self, x: Array) -> str | None:
+        return check_axis(x, self.axis) or check_broadcast(x, center=self.center)
+
+
+class L1Ball(ConvexSet):
+    """{x : Σ |xᵢ| ≤ radius}, along `axis` or over the whole array."""
+
+    radius: Number = eqx.field(converter=parameter)
+    axis: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self):
+        if np.ndim(self.radius) != 0:
+            raise ValueError("L1Ball: radius must be one number, not an array")
+        if concrete(self.radius) and not self.radius > 0:
+            raise ValueError(f"L1Ball: radius must be > 0, not {self.radius}")
+
+    def leaf_project(self, v: Array) -> Array:
+        def row(v: Array) -> Array:
+            size, radius = jnp.abs(v), scalar(self.radius, v)
+            top = jnp.full_like(v, jnp.inf)
+            shrunk = jnp.sign(v) * waterfill(size, jnp.zeros_like(v), top, radius)
+            return jnp.where(jnp.sum(size) > radius, shrunk, v)
+
+        return along_axis(row, self.axis, v)
+
+    def leaf_diameter(self, like: Array) -> Scalar:
+        rows = jnp.asarray(row_count(like, self.axis), like.dtype)
+        return 2 * scalar(self.radius, like) * jnp.sqrt(rows)
+
+    def leaf_linear_oracle(self, g: Array) -> Array:
+        def row(g: Array) -> Array:
+            best = jnp.argmax(jnp.abs(g))
+            return jnp.zeros_like(g).at[best].set(jnp.sign(g[best]) * scalar(self.radius, g))
+
+        return along_axis(row, self.axis, g)
+
+    def leaf_residual(self, x: Array, g: Array) -> Array:
+        # On the boundary N(x) = {λs : λ ≥ 0, s ∈ ∂‖x‖₁}. The best λ levels −g·sign(x) on the
+        # support and |g| above λ off it, which is a waterfilling with sum 0.
+        def row(x: Array, g: Array) -> Array:
+            support, radius = x != 0, scalar(self.radius, x)
+            level = jnp.where(support, -g * jnp.sign(x), jnp.abs(g))
+            lower = jnp.where(support, -jnp.inf, 0).astype(x.dtype)
+            rest = waterfill(level, lower, jnp.full_like(x, jnp.inf), jnp.zeros((), x.dtype))
+            tau = jnp.max(jnp.where(support, level - rest, -jnp.inf))
+            signed = jnp.where(support, -jnp.sign(x) * rest, jnp.sign(g) * rest)
+            allowed = ROUNDING * jnp.finfo(x.dtype).eps
+            boundary = jnp.sum(jnp.abs(x)) >= radius * (1 - allowed)
+            return jnp.where(boundary & (tau > 0), signed, g)
+
+        return along_axis(row, self.axis, x, g)
+
+    def leaf_check(self, x: Array) -> str | None:
+        return check_axis(x, self.axis)

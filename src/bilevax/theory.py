@@ -1,0 +1,213 @@
+"""The paper's constants and worst-case bounds, so that a user sees them before a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from bilevax import trees
+
+if TYPE_CHECKING:
+    from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+
+
+@dataclasses.dataclass(frozen=True)
+class PenaltyConstants:
+    """The constants of Algorithm `alg:first-order-new`, lines 2 and 3."""
+
+    epsilon: float
+    rho: float
+    smoothness: float
+    inner_tolerance: float
+    diameter: float
+    x_weight: float
+    y_weight: float
+
+
+def penalty_constants(
+    *,
+    epsilon: float,
+    upper_smoothness: float,
+    lower_smoothness: float,
+    diameter: Any,
+    rho: Any = None,
+    smoothness: Any = None,
+    inner_tolerance: Any = None,
+) -> PenaltyConstants:
+    """ρ = 1/ε, L_P = L_f + 2ρL_f~, ε̂ = min(ε^1.5, ε/2), weights 2L_P and ε/(2D₂), unless given.
+
+    The paper has ε̂ = ε^1.5; its proof needs ε̂ ≤ ε/2 as well, which matters for ε > ¼ only.
+    """
+    rho = 1 / epsilon if rho is None else float(rho)
+    if smoothness is None:
+        smoothness = upper_smoothness + 2 * rho * lower_smoothness
+    if inner_tolerance is None:
+        inner_tolerance = min(epsilon**1.5, epsilon / 2)
+    diameter = float(diameter)
+    return PenaltyConstants(
+        epsilon=epsilon,
+        rho=rho,
+        smoothness=float(smoothness),
+        inner_tolerance=float(inner_tolerance),
+        diameter=diameter,
+        x_weight=2 * float(smoothness),
+        y_weight=epsilon / (2 * diameter) if diameter > 0 else math.inf,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Theorem `thm:lu_thm`: at most K + 1 subproblems, and N gradients in all."""
+
+    K: float
+    N: float
+    C: float
+    alpha: float
+    delta: float
+
+    def __str__(self) -> str:
+        return (
+            f"at most {self.K:.3g} outer iterations and {self.N:.3g} gradients "
+            f"(α = {self.alpha:.3g}, δ = {self.delta:.3g}, C = {self.C:.3g})"
+        )
+
+
+def minimax_bounds(
+    *,
+    epsilon: float,
+    inner_tolerance: float,
+    smoothness: float,
+    x_diameter: float,
+    y_diameter: float,
+    descent: float,
+    range_below: float,
+) -> Bounds:
+    """K, C and N of Theorem `thm:lu_thm`.
+
+    `descent` is max_y H(x⁰, y) − H*, `range_below` is H* − H_low; upper bounds on both serve. The
+    paper's K has a misplaced parenthesis: the −1 stands outside the product.
+    """
+    L, Dp, Dq, eps, hat = smoothness, x_diameter, y_diameter, epsilon, inner_tolerance
+    alpha = min(1.0, math.sqrt(4 * eps / (Dq * L)))
+    delta = (2 + 1 / alpha) * L * Dp**2 + max(eps / Dq, alpha * L / 4) * Dq**2
+    K = 16 * (descent + eps * Dq / 4) * L / eps**2
+    K += 32 * hat**2 * (1 + 4 * Dq**2 * L**2 / eps**2) / eps**2 - 1
+    K = float(max(math.ceil(K), 0))
+    sigma_y = eps / (2 * Dq)
+    whole = 3 * L + sigma_y
+    C = 4 * max(1 / (2 * L), min(Dq / eps, 4 / (alpha * L)))
+    C *= delta + 2 / alpha * (range_below + eps * Dq / 4 + L * Dp**2)
+    C *= (whole**2 / min(L, sigma_y) + whole) ** 2 / hat**2
+    per_iteration = math.ceil(96 * math.sqrt(2) * (1 + (24 * L + 4 * eps / Dq) / L)) + 2
+    N = per_iteration * max(2.0, math.sqrt(Dq * L / eps))
+    N *= (K + 1) * max(math.log(C), 0.0) + K + 1 + 2 * K * math.log(K + 1)
+    return Bounds(K=K, N=N, C=C, alpha=alpha, delta=delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The worst case of a run, before it is run: the constants it rests on, and the bounds."""
+
+    constants: dict[str, float]
+    bounds: Bounds
+
+    def __str__(self) -> str:
+        rows = [f"{name:<18} {value:.6g}" for name, value in self.constants.items()]
+        return "\n".join([*rows, str(self.bounds)])
+
+
+def predict(
+    problem: BilevelProblem | MinimaxProblem, start: Point, tolerance: float = 1e-2
+) -> Prediction:
+    """The bounds of the theorems for `PenaltyMethod` (bilevel) or `ProximalPoint` (minimax).
+
+    Smoothness constants are the problem's, or estimates; diameters come from the terms, which must
+    be bounded. What the theorems ask of the function's range is bounded through smoothness and
+    diameter, so these are upper bounds on the paper's K and N.
+    """
+    from bilevax.problems.bilevel import BilevelProblem
+    from bilevax.problems.validate import require_precision, validate
+
+    start = validate(problem, start)
+    require_precision(tolerance, trees.dtype_of(start))
+    if isinstance(problem, BilevelProblem):
+        return _predict_bilevel(problem, start, float(tolerance))
+    return _predict_minimax(problem, start, float(tolerance))
+
+
+def _predict_minimax(problem: MinimaxProblem, start: Point, epsilon: float) -> Prediction:
+    from bilevax.problems.constants import smoothness_of
+    from bilevax.problems.validate import require_bounded
+
+    require_bounded(problem.x, start.x, "x", "The theorem")
+    require_bounded(problem.y, start.y, "y", "The theorem")
+    L = smoothness_of(problem, start)
+    Dp, Dq = float(problem.x.diameter(start.x)), float(problem.y.diameter(start.y))
+    low, high = _range(problem.smooth, (start.x, start.y), L, math.hypot(Dp, Dq))
+    high += float(problem.x.supremum(start.x))
+    low -= float(problem.y.supremum(start.y))
+    bounds = minimax_bounds(
+        epsilon=epsilon,
+        inner_tolerance=epsilon / 2,
+        smoothness=L,
+        x_diameter=Dp,
+        y_diameter=Dq,
+        descent=high - low,
+        range_below=high - low,
+    )
+    return Prediction({"smoothness": L, "x_diameter": Dp, "y_diameter": Dq}, bounds)
+
+
+def _predict_bilevel(problem: BilevelProblem, start: Point, epsilon: float) -> Prediction:
+    from bilevax.problems.constants import lower_smoothness_of, upper_smoothness_of
+    from bilevax.problems.reformulate import penalty, penalty_blocks
+    from bilevax.problems.validate import require_bounded
+
+    for name in ("x1", "x2", "y1", "y2"):
+        require_bounded(getattr(problem, name), getattr(start, name), name, "The theorem")
+    Lf, Lg = upper_smoothness_of(problem, start), lower_smoothness_of(problem, start)
+    x, y = penalty_blocks(start)
+    penalised = penalty(problem, 1 / epsilon)
+    D1, D2 = float(penalised.x.diameter(x)), float(penalised.y.diameter(y))
+    c = penalty_constants(epsilon=epsilon, upper_smoothness=Lf, lower_smoothness=Lg, diameter=D2)
+    # max f(x⁰, ·) − f_low: with the start's gap ≤ ε and ρ = 1/ε the penalty adds at most 1.
+    everything = math.hypot(D1, D2)
+    upper = (start.x1, start.x2, start.y1, start.y2)
+    f_low, f_high = _range(problem.smooth_upper, upper, Lf, everything)
+    f_high += float(problem.x1.supremum(start.x1))
+    f_low -= 0.0 if problem.x2 is None else float(problem.x2.supremum(start.x2))
+    f_low = f_low if problem.f_low is None else float(problem.f_low)
+    # H_low is over z1 and z2 too, where the penalty can be far below f_low (the paper's C has f_low
+    # there; it stands inside a logarithm).
+    H_low, _ = _range(penalised.smooth, (x, y), c.smoothness, everything)
+    H_low -= float(penalised.y.supremum(y))
+    bounds = minimax_bounds(
+        epsilon=epsilon,
+        inner_tolerance=c.inner_tolerance,
+        smoothness=c.smoothness,
+        x_diameter=D1,
+        y_diameter=D2,
+        descent=f_high + 1 - f_low,
+        range_below=f_high + 1 - H_low,
+    )
+    constants = {
+        "upper_smoothness": Lf,
+        "lower_smoothness": Lg,
+        "rho": c.rho,
+        "smoothness": c.smoothness,
+        "inner_tolerance": c.inner_tolerance,
+        "D1": D1,
+        "D2": D2,
+        "f_low": f_low,
+    }
+    return Prediction(constants, bounds)
+
+
+def _range(function: Any, point: tuple, smoothness: float, diameter: float) -> tuple[float, float]:
+    """Bounds on a smooth function within a diameter of a point, from its value and slope there."""
+    value, slope = jax.value_and_grad(lambda p: function(*p))(point)
+    reach = float(trees.norm(slope)) * diameter + smoothness * diameter**2 / 2
+    return float(value) - reach, float(value) + reach

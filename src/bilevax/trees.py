@@ -1,0 +1,100 @@
+"""Arithmetic on pytrees of arrays that optax does not have in the form wanted here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax.tree_utils as otu
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+# A pytree of arrays. Pyright has no type for that; the name says what is meant.
+Tree: TypeAlias = Any
+
+
+def dtype_of(tree: Tree) -> jnp.dtype:
+    """The dtype that the arrays of a tree share."""
+    return jnp.result_type(*jax.tree.leaves(tree))
+
+
+def dot(a: Tree, b: Tree) -> Array:
+    """⟨a, b⟩; zero for absent blocks."""
+    products = jax.tree.leaves(jax.tree.map(lambda u, v: jnp.sum(u * v), a, b))
+    return functools.reduce(operator.add, products) if products else jnp.zeros(())
+
+
+def square(a: Tree) -> Array:
+    """‖a‖²"""
+    return dot(a, a)
+
+
+def norm(a: Tree) -> Array:
+    """‖a‖"""
+    return jnp.sqrt(square(a))
+
+
+def axpy(scale: ArrayLike, a: Tree, b: Tree) -> Tree:
+    """scale·a + b"""
+    return jax.tree.map(lambda u, v: jnp.asarray(scale, u.dtype) * u + v, a, b)
+
+
+def combine(ca: ArrayLike, a: Tree, cb: ArrayLike, b: Tree) -> Tree:
+    """ca·a + cb·b"""
+    return jax.tree.map(
+        lambda u, v: jnp.asarray(ca, u.dtype) * u + jnp.asarray(cb, v.dtype) * v, a, b
+    )
+
+
+def subtract(a: Tree, b: Tree) -> Tree:
+    """a − b"""
+    return otu.tree_sub(a, b)
+
+
+def scale(factor: ArrayLike, a: Tree) -> Tree:
+    """factor·a"""
+    return jax.tree.map(lambda u: jnp.asarray(factor, u.dtype) * u, a)
+
+
+def select(condition: Array, a: Tree, b: Tree) -> Tree:
+    """a where the scalar condition holds, else b"""
+    return jax.tree.map(lambda u, v: jnp.where(condition, u, v), a, b)
+
+
+def all_finite(tree: Tree) -> Array:
+    """Whether every floating entry of a tree is finite."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves] or [jnp.asarray(True)]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the leaves of a tree lie one behind the other in a flat vector.
+
+    Solvers that do many small operations keep their state flat: one kernel per operation instead
+    of one per leaf. It is hashable, so that it can be a static part of a compiled state.
+    """
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, tree: Tree) -> Layout:
+        leaves, structure = jax.tree.flatten(tree)
+        return cls(structure, tuple(jnp.shape(leaf) for leaf in leaves))
+
+    def ravel(self, tree: Tree) -> Array:
+        return jnp.concatenate([jnp.reshape(leaf, -1) for leaf in jax.tree.leaves(tree)])
+
+    def unravel(self, flat: Array) -> Tree:
+        leaves, begin = [], 0
+        for shape in self.shapes:
+            end = begin + math.prod(shape)
+            leaves.append(jnp.reshape(flat[begin:end], shape))
+            begin = end
+        return jax.tree.unflatten(self.structure, leaves)

@@ -1,0 +1,7 @@
+"""Every test runs in float64 under JAX's strictest promotion rules, so that no cast is accidental."""
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
