@@ -1,4 +1,4 @@
-"""Every test runs in float64 under JAX's strictest promotion rules, so that no cast is accidental."""
+"""Every test runs in float64 and under JAX's strictest promotion rules: no accidental casts."""
 
 import jax
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
 import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -33,26 +35,45 @@ class RunState:
 
 
 def fingerprint(problem: Any, solver: Any, start: Point) -> str:
-    """What a state must share with the run that takes it up: the forms, shapes and dtypes."""
+    """What a state must share with the run that takes it up: forms, shapes, dtypes and numbers."""
+    blocks = [
+        f"{jax.tree_util.keystr(path)} {jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(start)
+    ]
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves((problem, solver)):
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic | float):
+            digest.update(_summary(leaf))
+    forms = f"{type(problem).__name__} by {type(solver).__name__}"
+    return f"{forms}: {', '.join(blocks)}; numbers {digest.hexdigest()[:16]}"
 
-    def shape(leaf: Any) -> str:
-        is_array = eqx.is_array(leaf) or isinstance(leaf, np.generic | np.ndarray)
-        return f"{jnp.result_type(leaf)}{list(np.shape(leaf))}" if is_array else repr(leaf)
 
-    def describe(tree: Any) -> str:
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return ", ".join(
-            f"{jax.tree_util.keystr(path)} {shape(leaf)}"
-            for path, leaf in leaves
-            if not callable(leaf)
-        )
+def _summary(leaf: Any) -> bytes:
+    """Bytes that tell arrays apart: all of a small one, sums of a large one, one pass each."""
+    array = jnp.asarray(leaf)
+    if array.nbytes <= 1 << 16:
+        return np.asarray(array).tobytes()
+    flat = array.reshape(-1)
+    sums = [jnp.sum(flat), jnp.sum(jnp.abs(flat)), jnp.sum(flat * flat)]
+    return np.asarray(sums).tobytes() + np.asarray(flat[:64]).tobytes() + repr(flat.shape).encode()
 
-    return f"{type(problem).__name__} by {type(solver).__name__}: {describe(start)}"
+
+def check_writable(path: Any) -> None:
+    """Refuse, before a run, a checkpoint that could not be written."""
+    if not isinstance(path, str | Path):
+        raise TypeError(f"checkpoint must be the path of a file, not {path!r}")
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"checkpoint must be the path of a file; {path} is a folder")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"checkpoint: there is no folder {path.parent}; make it first")
 
 
 def save(path: str | Path, state: RunState) -> None:
     """Write a state. The file is complete or not there: it is renamed into place at the end."""
     path = Path(path)
+    leaves = io.BytesIO()
+    eqx.tree_serialise_leaves(leaves, (state.solver_state, state.best))
     header = {
         "format": MAGIC,
         "fingerprint": state.fingerprint,
@@ -60,12 +81,13 @@ def save(path: str | Path, state: RunState) -> None:
         "check_gradients": state.check_gradients,
         "seconds": state.seconds,
         "history": state.history,
+        "sha256": hashlib.sha256(leaves.getbuffer()).hexdigest(),
     }
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=path.name, suffix="~")
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix="~")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write((json.dumps(header) + "\n").encode())
-            eqx.tree_serialise_leaves(file, (state.solver_state, state.best))
+            file.write(leaves.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
@@ -79,34 +101,48 @@ def load(path: str | Path, like: RunState) -> RunState:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"resume: there is no file {path}")
-    with path.open("rb") as file:
-        header = _header(file, path)
-        if header["fingerprint"] != like.fingerprint:
-            raise ValueError(
-                f"resume: {path} is of another run.\n  it holds  {header['fingerprint']}\n"
-                f"  this is   {like.fingerprint}"
-            )
-        try:
-            leaves = eqx.tree_deserialise_leaves(file, (like.solver_state, like.best))
-        except (EOFError, ValueError, RuntimeError, OSError) as error:
-            raise ValueError(f"resume: {path} is damaged or cut short ({error})") from None
-    solver_state, best = leaves
-    return RunState(
-        solver_state=solver_state,
-        best=best,
-        next_check=int(header["next_check"]),
-        check_gradients=int(header["check_gradients"]),
-        seconds=float(header["seconds"]),
-        history={name: list(column) for name, column in header["history"].items()},
-        fingerprint=like.fingerprint,
-    )
-
-
-def _header(file: BinaryIO, path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        raise IsADirectoryError(f"resume: {path} is a folder, not a saved state")
+    first, _, rest = path.read_bytes().partition(b"\n")
+    header = _header(first, path)
+    damaged = ValueError(f"resume: {path} is damaged or cut short")
     try:
-        header = json.loads(file.readline())
+        if hashlib.sha256(rest).hexdigest() != header["sha256"]:
+            raise damaged
+        saved = RunState(
+            solver_state=None,
+            best=like.best,
+            next_check=int(header["next_check"]),
+            check_gradients=int(header["check_gradients"]),
+            seconds=float(header["seconds"]),
+            history={name: list(column) for name, column in header["history"].items()},
+            fingerprint=str(header["fingerprint"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise damaged from None
+    check_same_run(saved, like, str(path))
+    solver_state, best = eqx.tree_deserialise_leaves(
+        io.BytesIO(rest), (like.solver_state, like.best)
+    )
+    return dataclasses.replace(saved, solver_state=solver_state, best=best)
+
+
+def check_same_run(saved: RunState, current: RunState, source: str) -> None:
+    """Refuse a state of another problem, of other data, or of a solver with other constants."""
+    if saved.fingerprint != current.fingerprint:
+        raise ValueError(
+            f"resume: {source} is of another run: the problem, its data, the tolerance or the "
+            f"solver differ.\n  it holds  {saved.fingerprint}\n  this is   {current.fingerprint}"
+        )
+
+
+def _header(line: bytes, path: Path) -> dict[str, Any]:
+    try:
+        header = json.loads(line)
     except (UnicodeDecodeError, json.JSONDecodeError):
         header = None
     if not (isinstance(header, dict) and header.get("format") == MAGIC):
-        raise ValueError(f"resume: {path} was not written by this version of bilevax")
+        raise ValueError(
+            f"resume: {path} was not written by this version of bilevax, or is damaged"
+        )
     return header

@@ -78,7 +78,8 @@ class History:
             shown = np.where(self[name] > 0, self[name], np.nan)
             (curve,) = ax.plot(gradients, shown, linewidth=1.2, label=name.replace("_", " "))
             if bold:
-                curve.set(color="black", linewidth=2.2, zorder=3, label="ε")
+                # The largest of the others: a broad band behind the line that it is.
+                curve.set(color="0.75", linewidth=6, zorder=1, label="ε, the largest")
         ax.set(xscale="log", yscale="log", xlabel="gradient evaluations", ylabel="residual")
         ax.grid(alpha=0.3, which="both", linewidth=0.4)
         ax.legend(frameon=False, fontsize="small")

@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import non_negative, whole
 from bilevax.certificates import Certificate, judge
-from bilevax.checkpoint import RunState, fingerprint, load, save
+from bilevax.checkpoint import RunState, check_same_run, check_writable, fingerprint, load, save
 from bilevax.diagnose import where_not_finite
 from bilevax.problems import BilevelProblem, MinimaxProblem, Point
 from bilevax.problems.validate import require_precision, validate
@@ -95,7 +96,7 @@ def solve(
     """
     start = validate(problem, start)
     require_precision(tolerance, trees.dtype_of(start))
-    _check_limits(max_gradients, max_seconds, callback)
+    _check_limits(max_gradients, max_seconds, callback, checkpoint)
     if solver is not None and not isinstance(solver, Solver):
         raise TypeError(f"solver must be one of bilevax's, such as PenaltyMethod(), not {solver!r}")
     solver = (solver or default_solver(problem)).prepare(problem, start, tolerance)
@@ -157,11 +158,7 @@ class _Run:
         saved = load(source, self.snapshot()) if isinstance(source, str | Path) else source
         if not isinstance(saved, RunState):
             raise TypeError(f"resume must be a solution's state or a file, not {source!r}")
-        if saved.fingerprint != self.fingerprint:
-            raise ValueError(
-                f"resume: this state is of another run.\n  it holds  {saved.fingerprint}\n"
-                f"  this is   {self.fingerprint}"
-            )
+        check_same_run(saved, self.snapshot(), "this state")
         self.state, self.best = saved.solver_state, saved.best
         self.next_check, self.check_gradients = saved.next_check, saved.check_gradients
         self.seconds_before = saved.seconds
@@ -192,7 +189,7 @@ class _Run:
                     return self._certified()
                 if checkpoint is not None:
                     save(checkpoint, self.snapshot())
-                if callback is not None and callback(self.solution(self._running())) is True:
+                if callback is not None and _asks_to_stop(callback(self.solution(self._running()))):
                     return Status("interrupted", f"Stopped by the callback. {self._so_far()}")
                 if done:
                     return self._stopped_itself()
@@ -323,6 +320,11 @@ class _Run:
         )
 
 
+def _asks_to_stop(answer: Any) -> bool:
+    """Whether a callback returned True, of whatever library; None and other answers go on."""
+    return isinstance(answer, bool | np.bool_ | np.ndarray | jax.Array) and bool(np.all(answer))
+
+
 class _Progress:
     """A line that shows gradients and ε, on a terminal; nothing elsewhere."""
 
@@ -345,15 +347,12 @@ class _Progress:
             self.bar.close()
 
 
-def _check_limits(max_gradients: Any, max_seconds: Any, callback: Any) -> None:
-    if max_gradients is not None and (
-        isinstance(max_gradients, bool)
-        or not isinstance(max_gradients, int | np.integer)
-        or max_gradients < 0
-    ):
-        raise ValueError(f"max_gradients must be a whole number ≥ 0, not {max_gradients!r}")
-    number = isinstance(max_seconds, int | float) and not isinstance(max_seconds, bool)
-    if max_seconds is not None and not (number and max_seconds >= 0):
-        raise ValueError(f"max_seconds must be a number ≥ 0, not {max_seconds!r}")
+def _check_limits(max_gradients: Any, max_seconds: Any, callback: Any, checkpoint: Any) -> None:
+    if max_gradients is not None:
+        whole(max_gradients, "max_gradients", 0)
+    if max_seconds is not None:
+        non_negative(max_seconds, "max_seconds")
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be a function of a Solution, not {callback!r}")
+    if checkpoint is not None:
+        check_writable(checkpoint)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from bilevax import trees
+from bilevax.arguments import positive
 
 if TYPE_CHECKING:
     from bilevax.problems import BilevelProblem, MinimaxProblem, Point
@@ -41,6 +42,7 @@ def penalty_constants(
 
     The paper has ε̂ = ε^1.5; its proof needs ε̂ ≤ ε/2 as well, which matters for ε > ¼ only.
     """
+    positive(epsilon, "epsilon")
     rho = 1 / epsilon if rho is None else float(rho)
     if smoothness is None:
         smoothness = upper_smoothness + 2 * rho * lower_smoothness

@@ -35,8 +35,10 @@ def square(a: Tree) -> Array:
 
 
 def norm(a: Tree) -> Array:
-    """‖a‖"""
-    return jnp.sqrt(square(a))
+    """‖a‖, with gradient 0 at 0."""
+    squared = square(a)
+    zero = squared == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squared)))
 
 
 def axpy(scale: ArrayLike, a: Tree, b: Tree) -> Tree:

@@ -7,14 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from bilevax.arguments import positive
 from bilevax.certificates.certificate import Certificate
 from bilevax.certificates.kkt import KKTCertificate, kkt
 from bilevax.certificates.stationarity import StationarityCertificate, stationarity
 from bilevax.certificates.witness import best_rho, respond
 from bilevax.problems import BilevelProblem, MinimaxProblem, Point
-from bilevax.problems.validate import check_point
+from bilevax.problems.validate import check_functions, check_point
 
 __all__ = ["Certificate", "KKTCertificate", "StationarityCertificate", "certify", "judge"]
 
@@ -33,12 +33,15 @@ def certify(
 
     The point is judged where it is; it is not projected. Outside the domain ε is infinite.
     """
+    positive(rho, "rho")
     point = check_point(problem, point)
+    check_functions(problem, point)
     if isinstance(problem, MinimaxProblem):
+        if rho is not None:
+            raise ValueError("rho is the penalty of a bilevel problem; a MinimaxProblem has none")
         return judge(problem, point)
     rho = point.rho if rho is None else rho
-    if rho is not None and not (np.ndim(rho) == 0 and np.isfinite(rho) and rho > 0):
-        raise ValueError(f"rho must be one finite number > 0, not {rho}")
+    positive(rho, "point.rho")
     if point.z1 is None or (point.z2 is None and problem.y2 is not None):
         point = respond(problem, point)
     rho = best_rho(problem, point) if rho is None else jnp.asarray(rho)

@@ -13,6 +13,8 @@ class Certificate:
     A line that could not be bounded, or is not a number, is infinite.
     """
 
+    objective: float = dataclasses.field(metadata={"says": "the objective there"})
+
     def lines(self) -> dict[str, float]:
         """The residuals of the definition, by name."""
         raise TypeError("a certificate of a definite kind has lines")

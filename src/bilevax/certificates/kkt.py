@@ -31,7 +31,6 @@ class KKTCertificate(Certificate):
     gap: float = line("max f~(x1,y1,·) − min f~(x1,·,y2), an upper bound")
     gap_below: float = line("the same, a lower bound")
     rho: float = line("the penalty ρ of the witness")
-    objective: float = line("f(x1,x2,y1,y2)")
 
     def lines(self) -> dict[str, float]:
         names = ("stationarity", "response_x2", "response_z1", "response_z2", "gap")
@@ -122,10 +121,12 @@ def kkt(problem: BilevelProblem, point: Point) -> dict[str, Array]:
     rho = jnp.asarray(point.rho, trees.dtype_of(point.x1))
     below, above = gap_bounds(problem, point, parts)
     lines = stationarity_and_responses(problem, point, parts, rho) | {"gap": above}
-    inside = _in_domain(problem, point)
+    # Outside a domain, or where f itself is not a number, there is nothing to be close to.
+    objective = problem.upper_value(point.x1, point.x2, point.y1, point.y2)
+    inside = _in_domain(problem, point) & jnp.isfinite(objective)
     bounded = {k: jnp.where(inside & ~jnp.isnan(v), v, jnp.inf) for k, v in lines.items()}
     return bounded | {
         "gap_below": below,
         "rho": rho,
-        "objective": problem.upper_value(point.x1, point.x2, point.y1, point.y2),
+        "objective": objective,
     }

@@ -22,7 +22,6 @@ class StationarityCertificate(Certificate):
 
     x: float = line("dist(0, ∂ₓH(x, y))")
     y: float = line("dist(0, ∂ᵧ(−H)(x, y))")
-    objective: float = line("H(x, y)")
 
     def lines(self) -> dict[str, float]:
         return {"x": self.x, "y": self.y}
@@ -35,12 +34,13 @@ class StationarityCertificate(Certificate):
 def stationarity(problem: MinimaxProblem, point: Point) -> dict[str, Array]:
     """The numbers of a `StationarityCertificate`; costs one gradient."""
     gx, gy = problem.gradient(point.x, point.y)
-    inside = problem.x.value(point.x) + problem.y.value(point.y)
-    in_domain = jnp.isfinite(inside)
+    # Outside a domain, or where h itself is not a number, there is nothing to be close to.
+    objective = problem.value(point.x, point.y)
+    in_domain = jnp.isfinite(objective) & jnp.isfinite(problem.x.value(point.x))
     x = trees.norm(problem.x.residual(point.x, gx))
     y = trees.norm(problem.y.residual(point.y, trees.scale(-1, gy)))
     return {
-        "x": jnp.where(in_domain, x, jnp.inf),
-        "y": jnp.where(in_domain, y, jnp.inf),
-        "objective": problem.value(point.x, point.y),
+        "x": jnp.where(in_domain & ~jnp.isnan(x), x, jnp.inf),
+        "y": jnp.where(in_domain & ~jnp.isnan(y), y, jnp.inf),
+        "objective": objective,
     }

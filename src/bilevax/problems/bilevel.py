@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from bilevax.arguments import finite, one_number
 from bilevax.problems.minimax import positive_or_none, require_callable
 from bilevax.problems.point import as_arrays
 from bilevax.terms import Term, as_term
@@ -70,8 +71,9 @@ class BilevelProblem(eqx.Module):
         self.data = as_arrays(data)
         self.upper_smoothness = positive_or_none(upper_smoothness, "upper_smoothness")
         self.lower_smoothness = positive_or_none(lower_smoothness, "lower_smoothness")
-        if f_low is not None and not np.isfinite(f_low):
-            raise ValueError(f"f_low must be a finite number, not {f_low}")
+        if f_low is not None:
+            one_number(f_low, "f_low")
+            finite(f_low, "f_low")
         self.f_low = None if f_low is None else np.asarray(f_low, float)
 
     def smooth_upper(self, x1: Tree, x2: Tree, y1: Tree, y2: Tree) -> Array:

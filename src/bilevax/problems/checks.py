@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import whole
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constants import sample_domain
 from bilevax.problems.minimax import MinimaxProblem
@@ -52,7 +54,7 @@ class Report:
 
 
 class _Sampler:
-    """Random points of a domain, and one function's behaviour there."""
+    """Random pairs of points of a domain, and one function's behaviour there."""
 
     def __init__(
         self,
@@ -63,79 +65,77 @@ class _Sampler:
         samples: int,
         seed: int,
     ):
-        self.name, self.samples = name, samples
-        self.order = list(blocks)
+        self.name, self.order = name, list(blocks)
+        self.value = lambda u: function(*u)
+        self.gradient = jax.grad(self.value)
         term = PerLeaf(tuple(terms[b] for b in self.order))
         start = tuple(blocks[b] for b in self.order)
-        keys = jax.random.split(jax.random.key(seed), 3 * samples)
-        draw = lambda part: [sample_domain(term, start, k) for k in part]
-        self.a, self.b = draw(keys[:samples]), draw(keys[samples : 2 * samples])
-        self.keys = keys[2 * samples :]
-        self.value = jax.jit(lambda u: function(*u))
-        self.gradient = jax.jit(jax.grad(lambda u: function(*u)))
+        keys = jax.random.split(jax.random.key(seed), (samples, 3))
+        draw = jax.jit(lambda ks: lax.map(lambda k: sample_domain(term, start, k), ks))
+        self.pairs = (draw(keys[:, 0]), draw(keys[:, 1]), keys[:, 2])
         self.eps = float(jnp.finfo(trees.dtype_of(start)).eps)
 
-    def _worst(self, assumption: str, breaches: list[tuple[float, Any]], allowed: float) -> Finding:
-        sized = [(np.inf if np.isnan(size) else size, where) for size, where in breaches]
-        size, where = max(sized, key=lambda pair: pair[0])
-        shown = dict(zip(self.order, where))
-        return Finding(assumption, bool(size <= allowed), float(size), _brief(shown))
+    def _worst(
+        self, assumption: str, breach: Callable[[Tree, Tree, Array], Array], allowed: float
+    ) -> Finding:
+        """The largest breach over the samples; one at a time, so that data of any size will do."""
+        sizes = np.asarray(jax.jit(lambda p: lax.map(lambda q: breach(*q), p))(self.pairs))
+        sizes = np.where(np.isnan(sizes), np.inf, sizes)
+        worst = int(np.argmax(sizes))
+        where = jax.tree.map(lambda leaves: leaves[worst], self.pairs[0])
+        size = float(sizes[worst])
+        return Finding(assumption, size <= allowed, size, _brief(dict(zip(self.order, where))))
 
     def finite(self) -> Finding:
-        def breach(u: Tree) -> float:
+        def breach(u: Tree, v: Tree, key: Array) -> Array:
             fine = trees.all_finite((self.value(u), self.gradient(u)))
-            return 0.0 if bool(fine) else np.inf
+            return jnp.where(fine, 0.0, jnp.inf)
 
-        return self._worst(
-            f"{self.name} and its gradient are finite", [(breach(u), u) for u in self.a], 0.0
-        )
+        return self._worst(f"{self.name} and its gradient are finite", breach, 0.0)
 
     def curved(self, block: str, sign: int) -> Finding:
         """Midpoint convexity (sign 1) or concavity (sign −1) in one block, the others fixed."""
         index = self.order.index(block)
-        breaches = []
-        for u, v in zip(self.a, self.b):
-            at = lambda t, u=u, v=v: (
-                *u[:index],
-                trees.combine(1 - t, u[index], t, v[index]),
-                *u[index + 1 :],
-            )
-            ends = float(self.value(at(0.0))), float(self.value(at(1.0)))
-            middle = float(self.value(at(0.5)))
-            scale = 1 + abs(ends[0]) + abs(ends[1])
-            breaches.append((sign * (middle - sum(ends) / 2) / scale, at(0.5)))
+
+        def breach(u: Tree, v: Tree, key: Array) -> Array:
+            def at(t: float) -> Array:
+                mixed = trees.combine(1 - t, u[index], t, v[index])
+                return self.value((*u[:index], mixed, *u[index + 1 :]))
+
+            one, middle, other = at(0.0), at(0.5), at(1.0)
+            return sign * (middle - (one + other) / 2) / (1 + jnp.abs(one) + jnp.abs(other))
+
         word = "convex" if sign > 0 else "concave"
-        return self._worst(f"{self.name} is {word} in {block}", breaches, 256 * self.eps)
+        return self._worst(f"{self.name} is {word} in {block}", breach, 256 * self.eps)
 
     def differentiable(self) -> Finding:
         """Its gradient against central differences, along random directions."""
         step = self.eps ** (1 / 3)
-        breaches = []
-        for u, key in zip(self.a, self.keys):
+
+        def breach(u: Tree, v: Tree, key: Array) -> Array:
             leaves, structure = jax.tree.flatten(u)
-            parts = jax.random.split(key, max(len(leaves), 1))
-            direction = [jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, parts)]
-            d = jax.tree.unflatten(structure, direction)
+            keys = jax.random.split(key, len(leaves))
+            drawn = [jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys)]
+            d = jax.tree.unflatten(structure, drawn)
             d = trees.scale(1 / trees.norm(d), d)
             ahead, behind = self.value(trees.axpy(step, d, u)), self.value(trees.axpy(-step, d, u))
-            difference = float((ahead - behind) / (2 * step))
-            given = float(trees.dot(self.gradient(u), d))
-            scale = 1 + abs(difference) + float(trees.norm(self.gradient(u)))
-            scale += abs(float(self.value(u)))
-            breaches.append((abs(given - difference) / scale, u))
+            difference = (ahead - behind) / (2 * step)
+            slope = self.gradient(u)
+            scale = 1 + jnp.abs(difference) + trees.norm(slope) + jnp.abs(self.value(u))
+            return jnp.abs(trees.dot(slope, d) - difference) / scale
+
         allowed = 100 * self.eps ** (2 / 3)
-        return self._worst(f"{self.name}'s gradient is right", breaches, allowed)
+        return self._worst(f"{self.name}'s gradient is right", breach, allowed)
 
     def smooth(self, constant: Any, label: str) -> Finding:
-        """‖∇(u) − ∇(v)‖ ≤ L‖u − v‖ for the constant that was given."""
-        breaches = []
-        for u, v in zip(self.a, self.b):
+        """‖∇(u) − ∇(v)‖ ≤ L‖u − v‖ for the constant that was given; reports the L it saw."""
+
+        def breach(u: Tree, v: Tree, key: Array) -> Array:
             change = trees.norm(trees.subtract(self.gradient(u), self.gradient(v)))
-            distance = trees.norm(trees.subtract(u, v))
-            ratio = float(change / jnp.maximum(distance, self.eps)) / float(constant)
-            breaches.append((ratio, u))
-        finding = self._worst(f"{label} is large enough", breaches, 1 + 1e-6)
-        return dataclasses.replace(finding, worst=finding.worst * float(constant))
+            return change / jnp.maximum(trees.norm(trees.subtract(u, v)), self.eps)
+
+        allowed = float(constant) * (1 + 1e-6)
+        return self._worst(f"{label} is large enough", breach, allowed)
 
 
 def _brief(blocks: dict[str, Tree]) -> str:
@@ -148,13 +148,15 @@ def _brief(blocks: dict[str, Tree]) -> str:
 
 def check_minimax(problem: MinimaxProblem, start: Any, *, samples: int, seed: int) -> Report:
     """Is h smooth as stated, and concave in y?"""
+    whole(samples, "samples", 1)
+    whole(seed, "seed", 0)
     point = validate(problem, start)
     sampler = _Sampler(
         "objective",
         problem.smooth,
         {"x": point.x, "y": point.y},
         {"x": problem.x, "y": problem.y},
-        _whole(samples),
+        samples,
         seed,
     )
     findings = [sampler.finite(), sampler.curved("y", -1), sampler.differentiable()]
@@ -165,9 +167,10 @@ def check_minimax(problem: MinimaxProblem, start: Any, *, samples: int, seed: in
 
 def check_bilevel(problem: BilevelProblem, start: Any, *, samples: int, seed: int) -> Report:
     """Is f1 concave in x2, f~1 convex in y1 and concave in y2, and are both smooth as stated?"""
+    whole(samples, "samples", 1)
+    whole(seed, "seed", 0)
     p = validate(problem, start)
     terms = {"x1": problem.x1, "x2": problem.x2, "y1": problem.y1, "y2": problem.y2}
-    samples = _whole(samples)
     upper_blocks = {"x1": p.x1, "x2": p.x2, "y1": p.y1, "y2": p.y2}
     lower_blocks = {"x1": p.x1, "y1": p.y1, "y2": p.y2}
     upper = _Sampler("upper", problem.smooth_upper, upper_blocks, terms, samples, seed)
@@ -183,9 +186,3 @@ def check_bilevel(problem: BilevelProblem, start: Any, *, samples: int, seed: in
     if problem.lower_smoothness is not None:
         findings.append(lower.smooth(problem.lower_smoothness, "lower_smoothness"))
     return Report(tuple(findings), samples)
-
-
-def _whole(samples: Any) -> int:
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise ValueError(f"samples must be a whole number ≥ 1, not {samples!r}")
-    return samples

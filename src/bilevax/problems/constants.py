@@ -63,7 +63,7 @@ def _curvature(function: Callable[..., Array], point: Tree, data: Tree, key: Arr
 
 
 def estimate_smoothness(
-    function: Callable[..., Array], term: Term, start: Tree, data: Tree, seed: int = 0
+    function: Callable[..., Array], term: Term, start: Tree, data: Tree, label: str, seed: int = 0
 ) -> float:
     """A Lipschitz constant for ∇f over the domain: the largest curvature met at sampled points.
 
@@ -73,9 +73,10 @@ def estimate_smoothness(
     points = [start, *(sample_domain(term, start, k) for k in keys[1:SAMPLES])]
     met = [float(_curvature(function, p, data, k)) for p, k in zip(points, keys[SAMPLES:])]
     if not np.all(np.isfinite(met)):
+        constant = "smoothness" if label == "objective" else f"{label}_smoothness"
         raise ValueError(
-            "the smoothness of a function could not be estimated: its second derivatives are not "
-            "finite everywhere in the domain. Give the constant, or shrink the domain"
+            f"the smoothness of {label} could not be estimated: its second derivatives are not "
+            f"finite everywhere in the domain. Give the problem {constant}, or shrink the domain"
         )
     return max(SAFETY * max(met), float(jnp.finfo(trees.dtype_of(start)).tiny) * 1e8)
 
@@ -85,7 +86,9 @@ def smoothness_of(problem: MinimaxProblem, start: Point) -> float:
     if problem.smoothness is not None:
         return float(problem.smoothness)
     term = PerLeaf((problem.x, problem.y))
-    return estimate_smoothness(problem.objective, term, (start.x, start.y), problem.data)
+    return estimate_smoothness(
+        problem.objective, term, (start.x, start.y), problem.data, "objective"
+    )
 
 
 def upper_smoothness_of(problem: BilevelProblem, start: Point) -> float:
@@ -94,7 +97,7 @@ def upper_smoothness_of(problem: BilevelProblem, start: Point) -> float:
         return float(problem.upper_smoothness)
     term = PerLeaf((problem.x1, problem.x2, problem.y1, problem.y2))
     blocks = (start.x1, start.x2, start.y1, start.y2)
-    return estimate_smoothness(problem.upper, term, blocks, problem.data)
+    return estimate_smoothness(problem.upper, term, blocks, problem.data, "upper")
 
 
 def lower_smoothness_of(problem: BilevelProblem, start: Point) -> float:
@@ -103,7 +106,7 @@ def lower_smoothness_of(problem: BilevelProblem, start: Point) -> float:
         return float(problem.lower_smoothness)
     term = PerLeaf((problem.x1, problem.y1, problem.y2))
     blocks = (start.x1, start.y1, start.y2)
-    return estimate_smoothness(problem.lower, term, blocks, problem.data)
+    return estimate_smoothness(problem.lower, term, blocks, problem.data, "lower")
 
 
 def diameter(term: Any, like: Tree) -> float:

@@ -1,4 +1,6 @@
 """Ready problems whose answers are known in closed form, each with its derivation."""
+# The functions below read as mathematics; their arguments are blocks of variables.
+# pyright: reportMissingParameterType=false
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
@@ -35,18 +36,18 @@ class Point(eqx.Module):
         return f"Point({', '.join(f'{name}={show(value)}' for name, value in blocks.items())})"
 
 
-def as_arrays(tree: PyTree) -> PyTree:
-    """Numbers, lists of numbers and NumPy arrays of a data tree as JAX arrays."""
-    import jax
+def as_arrays(data: PyTree) -> PyTree:
+    """The numbers and NumPy arrays of a data tree as JAX arrays."""
 
-    def leaf(value: object) -> object:
-        if isinstance(value, bool | int | float | complex | np.ndarray | np.generic):
-            return jnp.asarray(value)
-        if isinstance(value, jax.Array) or eqx.is_array(value):
+    def leaf(path: tuple, value: object) -> jax.Array:
+        if isinstance(value, jax.Array):
             return value
-        raise TypeError(
-            f"data must be a pytree of arrays and numbers, but it holds a {type(value).__name__}; "
-            "what is not numeric belongs into the function itself"
-        )
+        numeric = isinstance(value, bool | int | float | complex | np.ndarray | np.generic)
+        if not (numeric and np.asarray(value).dtype.kind in "biufcV"):
+            raise TypeError(
+                f"data{jax.tree_util.keystr(path)} must be a number or an array of numbers, not a "
+                f"{type(value).__name__}; what is not numeric belongs into the function itself"
+            )
+        return jnp.asarray(value)
 
-    return jax.tree.map(leaf, tree)
+    return jax.tree_util.tree_map_with_path(leaf, data)

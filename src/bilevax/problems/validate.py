@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +14,12 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import one_number, positive, warn
 from bilevax.problems.bilevel import LOWER, UPPER, BilevelProblem
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
 from bilevax.terms import Term
+from bilevax.terms._term import is_term
 from bilevax.terms.sets import ROUNDING
 from bilevax.trees import Tree
 
@@ -47,9 +48,16 @@ def validate(problem: BilevelProblem | MinimaxProblem, start: Any) -> Point:
     start = check_point(problem, start, "start")
     blocks = {name: _inside(term, block, name) for name, term, block in _pairs(problem, start)}
     point = dataclasses.replace(start, **blocks)
+    check_functions(problem, point)
+    for function, label, arguments in _functions(problem, point):
+        _check_finite(function, label, arguments, problem.data)
+    return point
+
+
+def check_functions(problem: Any, point: Point) -> None:
+    """Refuse functions that cannot be called on the point or do not return one float."""
     for function, label, arguments in _functions(problem, point):
         _check_function(function, label, arguments, problem.data)
-    return point
 
 
 def check_point(problem: Any, point: Any, what: str = "point") -> Point:
@@ -67,6 +75,13 @@ def check_point(problem: Any, point: Any, what: str = "point") -> Point:
     point = _as_floats(point, what)
     for name, term, block in _pairs(problem, point):
         term.check_block(block, f"{what}.{name}")
+    for name, owner in (("z1", "y1"), ("z2", "y2")):
+        given, like = getattr(point, name), getattr(point, owner)
+        if given is not None and trees.Layout.of(given) != trees.Layout.of(like):
+            raise ValueError(
+                f"{what}.{name} must be shaped like {what}.{owner}, but has shapes "
+                f"{jax.tree.map(jnp.shape, given)} against {jax.tree.map(jnp.shape, like)}"
+            )
     return point
 
 
@@ -92,7 +107,10 @@ def _check_blocks(problem: Any, start: Point, names: tuple[str, ...], what: str)
                 f"{what} has {name}, but the problem has no term for it; leave it out of the "
                 f"{what}, or give the problem {name}=bilevax.terms.Free() or another term"
             )
-    for name in ("x1", "x2", "y1", "y2", "x", "y"):
+    others = ("x1", "x2", "y1", "y2", "x", "y")
+    if not isinstance(problem, BilevelProblem):
+        others = (*others, "z1", "z2", "rho")
+    for name in others:
         if name not in names and getattr(start, name) is not None:
             raise ValueError(f"{what} has {name}, but a {type(problem).__name__} has only {names}")
     if start.z2 is not None and getattr(problem, "y2", None) is None:
@@ -102,9 +120,11 @@ def _check_blocks(problem: Any, start: Point, names: tuple[str, ...], what: str)
 def _as_floats(start: Point, what: str) -> Point:
     """Every leaf a floating array of one dtype, without NaN."""
     dtypes: dict[Any, str] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(start):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(start, is_leaf=is_term):
         where = f"{what}{jax.tree_util.keystr(path)}"
         try:
+            if isinstance(leaf, str) or is_term(leaf):
+                raise TypeError
             dtype = jnp.result_type(leaf)
         except (TypeError, ValueError):
             raise TypeError(f"{where} must be an array of floats, not {leaf!r}") from None
@@ -115,6 +135,8 @@ def _as_floats(start: Point, what: str) -> Point:
             dtypes.setdefault(array.dtype, where)
         if not bool(jnp.all(jnp.isfinite(array))):
             raise ValueError(f"{where} holds NaN or infinity")
+    if not jax.tree.leaves(start):
+        raise ValueError(f"the {what} holds no arrays at all")
     if len(dtypes) > 1:
         seen = ", ".join(f"{where} is {dtype}" for dtype, where in dtypes.items())
         raise TypeError(f"all blocks of the {what} must share one dtype, but {seen}")
@@ -130,11 +152,10 @@ def _inside(term: Term, block: Tree, name: str) -> Tree:
         raise ValueError(f"start.{name} cannot be projected into the domain of {term}")
     dtype = trees.dtype_of(block) if jax.tree.leaves(block) else jnp.result_type(float)
     if distance > ROUNDING * float(jnp.finfo(dtype).eps) * (1 + float(trees.norm(nearest))):
-        warnings.warn(
+        warn(
             f"start.{name} lies outside the domain of {term} and was projected into it, a distance "
             f"of {distance:.3g}",
             StartWarning,
-            stacklevel=4,
         )
     return nearest
 
@@ -164,8 +185,15 @@ def _check_function(function: Any, label: str, blocks: dict[str, Tree], data: Tr
                 f"{label} is called as {call}, with None for an absent block, but it takes "
                 f"{signature} ({error})"
             ) from None
-    arguments = (*blocks.values(), *extra)
-    closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    # The arrays of a module are arguments of the program; those of a closure are its constants.
+    arrays, rest = eqx.partition(function, eqx.is_array)
+    called = lambda arrays, *arguments: eqx.combine(arrays, rest)(*arguments)
+    try:
+        closed, shape = jax.make_jaxpr(called, return_shape=True)(arrays, *blocks.values(), *extra)
+    except Exception as error:
+        shapes = {name: jax.tree.map(jnp.shape, block) for name, block in blocks.items()}
+        error.add_note(f"bilevax called {call} with shapes {shapes}; None for an absent block")
+        raise
     if not hasattr(shape, "shape") or shape.shape != ():
         got = f"shape {shape.shape}" if hasattr(shape, "shape") else f"a {type(shape).__name__}"
         raise TypeError(f"{label} must return one number, not {got}; sum or average it")
@@ -179,13 +207,11 @@ def _check_function(function: Any, label: str, blocks: dict[str, Tree], data: Tr
         )
     captured = sum(getattr(c, "nbytes", 0) for c in closed.consts)
     if captured > CAPTURED_BYTES:
-        warnings.warn(
+        warn(
             f"{label} captures {captured / 2**20:.0f} MiB of arrays, which become constants of the "
             "compiled program; pass them through data= instead",
             CapturedArrayWarning,
-            stacklevel=4,
         )
-    _check_finite(function, label, blocks, extra)
 
 
 @eqx.filter_jit
@@ -193,8 +219,9 @@ def _value_and_gradient(function: Any, blocks: tuple, extra: tuple) -> tuple[Arr
     return jax.value_and_grad(lambda b: function(*b, *extra))(blocks)
 
 
-def _check_finite(function: Any, label: str, blocks: dict[str, Tree], extra: tuple) -> None:
+def _check_finite(function: Any, label: str, blocks: dict[str, Tree], data: Tree) -> None:
     """Refuse a start at which the function or one of its gradients is not finite, naming it."""
+    extra = () if data is None else (data,)
     value, gradient = _value_and_gradient(function, tuple(blocks.values()), extra)
     if not np.isfinite(value):
         raise ValueError(f"{label} is {value} at the start; choose a start where it is finite")
@@ -210,17 +237,15 @@ def require_bounded(term: Term | None, block: Tree, name: str, solver: str) -> N
     """Refuse an unbounded domain where a method's theory needs a bounded one."""
     if term is not None and not np.isfinite(float(term.diameter(block))):
         raise ValueError(
-            f"{solver} needs bounded domains, and {name} = {term} is unbounded; bound it, for "
-            f"example by adding bilevax.terms.Box(-R, R) to it or by an L2Ball of a large radius"
+            f"{solver} needs bounded domains, and {name} = {term} is unbounded; take a term with a "
+            f"bounded domain, such as Box(-R, R), L2Ball(R) or L1(w) + Box(-R, R)"
         )
 
 
 def require_precision(tolerance: float, dtype: Any, name: str = "tolerance") -> None:
     """Refuse a tolerance that cannot be told from rounding in this dtype."""
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.number):
-        raise TypeError(f"{name} must be a number, not {tolerance!r}")
-    if not (np.isfinite(tolerance) and tolerance > 0):
-        raise ValueError(f"{name} must be finite and > 0, not {tolerance}")
+    one_number(tolerance, name)
+    positive(tolerance, name)
     # A penalty of size 1/ε magnifies rounding by 1/ε: nothing below √eps can be certified.
     least = float(np.sqrt(jnp.finfo(dtype).eps))
     if tolerance < least:

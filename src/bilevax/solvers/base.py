@@ -62,6 +62,22 @@ class Solver(eqx.Module, Generic[State]):
         return lax.while_loop(going, lambda s: self.step(problem, s, limit), state)
 
 
+def check_part(solver: Solver, name: str, kind: type) -> None:
+    """Refuse a part of a solver that is not of its kind."""
+    part = getattr(solver, name)
+    if not isinstance(part, kind):
+        whole = type(solver).__name__
+        raise TypeError(f"{whole}: {name} must be a bilevax.{kind.__name__}(), not {part!r}")
+
+
+def check_center(solver: Solver, center: str) -> None:
+    """Refuse a centre of the dual regulariser that is neither the first nor the last iterate."""
+    if center not in ("start", "last"):
+        raise ValueError(
+            f"{type(solver).__name__}: center must be 'start' or 'last', not {center!r}"
+        )
+
+
 def check_positive(solver: Solver, *names: str) -> None:
     """Refuse constants of a solver that are given and not one positive finite number."""
     for name in names:

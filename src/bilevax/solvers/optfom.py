@@ -36,10 +36,9 @@ class OptFOMState(eqx.Module):
     anchor: Array  # (x^{k,0}, y^{k,0})
     half: Array  # (x^{k,t+1/2}, y^{k,t+1/2})
     landed: Array  # where the last prox step ended
-    residual: Array
+    beta: Array  # β_t
     mode: Array
     inner: Array  # t
-    iteration: Array  # k
     finished: Array
     gradients: Array
     layout: Layout = eqx.field(static=True)
@@ -74,9 +73,13 @@ class OptFOM(Solver[OptFOMState]):
                     "only. Give it, or use bilevax.ProximalPoint(), which makes such problems"
                 )
         dtype = trees.dtype_of((start.x, start.y))
-        smoothness = self.smoothness
-        if smoothness is None:
-            smoothness = smoothness_of(problem, start)
+        smoothness = smoothness_of(problem, start) if self.smoothness is None else self.smoothness
+        largest = max(float(self.strong_convexity), float(self.strong_concavity))
+        if largest > float(smoothness) * (1 + 1e-6):
+            raise ValueError(
+                f"OptFOM: strong_convexity and strong_concavity cannot exceed smoothness, but "
+                f"{largest:g} > {float(smoothness):g}"
+            )
         return self.tuned(
             jnp.asarray(smoothness, dtype),
             jnp.asarray(self.strong_convexity, dtype),
@@ -104,10 +107,9 @@ class OptFOM(Solver[OptFOMState]):
             anchor=w,
             half=w,
             landed=w,
-            residual=jnp.zeros((), w.dtype),
+            beta=jnp.zeros((), w.dtype),
             mode=zero + OPEN,
             inner=zero,
-            iteration=zero,
             finished=jnp.asarray(False),
             gradients=zero,
             layout=layout,
@@ -143,8 +145,7 @@ class OptFOM(Solver[OptFOMState]):
 
         # The prox step from `base` along the operator at `probe`.
         is_open, is_close = s.mode == OPEN, s.mode == CLOSE
-        beta = 2 / (s.inner + 3).astype(s.landed.dtype)
-        pulled = s.landed + beta * (s.anchor - s.landed)
+        pulled = s.landed + s.beta * (s.anchor - s.landed)
         probe = jnp.where(is_open, opened, jnp.where(is_close, s.momentum, s.half))
         base = jnp.where(is_open, opened, jnp.where(is_close, s.momentum, pulled))
         step = jnp.where(is_close, closing_step, short)
@@ -154,11 +155,15 @@ class OptFOM(Solver[OptFOMState]):
         landed = layout.ravel((problem.x.prox(x, step), problem.y.prox(y, step)))
         slope = operator(landed) + (target - landed) / step  # operator + b, in ∂H at `landed`
 
-        # Inside an iteration: the test of line 11, and the next extrapolation (lines 12–14).
-        rest = slope + pull * (landed - opened)
+        # One sum serves both tests: line 11, γ‖a + b‖² ≤ ‖w − opened‖²/γ, inside an iteration, and
+        # after the closing step line 28, the length of `slope`.
         far = landed - opened
-        enough = gamma * jnp.vdot(rest, rest) <= jnp.vdot(far, far) / gamma
-        ends = ~is_close & enough
+        rest = slope + pull * far
+        measured = jnp.sum(jnp.where(is_close, slope**2, gamma * rest**2 - far**2 / gamma))
+        ends = ~is_close & (measured <= 0)
+        finished = is_close & (measured <= self.tolerance**2)
+
+        # Inside an iteration: the next extrapolation, lines 12–14.
         inner = jnp.where(is_open, 0, s.inner + 1)
         anchor = jnp.where(is_open, landed, s.anchor)
         beta = 2 / (inner + 3).astype(landed.dtype)
@@ -169,19 +174,17 @@ class OptFOM(Solver[OptFOMState]):
         toward = each(zero + 0.5, eta_y * sigma_y) * (landed - s.momentum)
         momentum = s.momentum + toward - each(zero, eta_y) * slope
 
-        residual = jnp.sqrt(jnp.vdot(slope, slope))  # after the closing step, line 28
-        following = jnp.where(is_close, OPEN, jnp.where(enough, CLOSE, EXTRAPOLATE))
+        following = jnp.where(is_close, OPEN, jnp.where(ends, CLOSE, EXTRAPOLATE))
         return OptFOMState(
             momentum=jnp.where(ends, momentum, s.momentum),
             settled=jnp.where(ends, settled, s.settled),
             anchor=anchor,
             half=half,
             landed=landed,
-            residual=jnp.where(is_close, residual, s.residual),
+            beta=beta,
             mode=jnp.asarray(following, s.mode.dtype),
             inner=inner,
-            iteration=jnp.where(is_close, s.iteration + 1, s.iteration),
-            finished=is_close & (residual <= self.tolerance),
+            finished=finished,
             gradients=s.gradients + 2,
             layout=layout,
         )

@@ -15,7 +15,7 @@ from bilevax.problems import BilevelProblem, MinimaxProblem, Point
 from bilevax.problems.constants import lower_smoothness_of, upper_smoothness_of
 from bilevax.problems.reformulate import lower_level, penalty, penalty_blocks, penalty_point
 from bilevax.problems.validate import require, require_bounded
-from bilevax.solvers.base import Solver, check_positive
+from bilevax.solvers.base import Solver, check_center, check_part, check_positive
 from bilevax.solvers.extragradient import ExtraGradient
 from bilevax.solvers.proximal_point import ProximalPoint
 from bilevax.theory import penalty_constants
@@ -60,10 +60,9 @@ class PenaltyMethod(Solver[PenaltyState]):
         check_positive(
             self, *("epsilon", "rho", "smoothness", "inner_tolerance", "diameter", "start_gap")
         )
-        if self.center not in ("start", "last"):
-            raise ValueError(
-                f"PenaltyMethod: center must be 'start' or 'last', not {self.center!r}"
-            )
+        check_center(self, self.center)
+        check_part(self, "starter", ExtraGradient)
+        check_part(self, "outer", ProximalPoint)
 
     @property
     def gradients_per_step(self) -> int:

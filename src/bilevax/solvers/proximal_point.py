@@ -16,7 +16,7 @@ from bilevax.problems import MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.reformulate import proximal
 from bilevax.problems.validate import require, require_bounded
-from bilevax.solvers.base import Solver, check_positive
+from bilevax.solvers.base import Solver, check_center, check_part, check_positive
 from bilevax.solvers.optfom import OptFOM
 from bilevax.trees import Tree
 
@@ -59,10 +59,8 @@ class ProximalPoint(Solver[ProximalPointState]):
             self,
             *("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight"),
         )
-        if self.center not in ("start", "last"):
-            raise ValueError(
-                f"ProximalPoint: center must be 'start' or 'last', not {self.center!r}"
-            )
+        check_center(self, self.center)
+        check_part(self, "inner", OptFOM)
 
     @property
     def gradients_per_step(self) -> int:

@@ -17,7 +17,10 @@ def add(a: Term, b: Term) -> Term:
         if isinstance(first, Ridge) and not isinstance(second, Ridge):
             return Ridge(first.weight, first.center, add(first.base, second))
     if isinstance(a, Box | L1) and isinstance(b, Box | L1):
-        lower, upper = jnp.maximum(a.lower, b.lower), jnp.minimum(a.upper, b.upper)
+        shape = jnp.broadcast_shapes(*(jnp.shape(v) for t in (a, b) for v in (t.lower, t.upper)))
+        wide = lambda value: jnp.broadcast_to(jnp.asarray(value), shape)
+        lower = jnp.maximum(wide(a.lower), wide(b.lower))
+        upper = jnp.minimum(wide(a.upper), wide(b.upper))
         weights = [t.weight for t in (a, b) if isinstance(t, L1)]
         return L1(sum(weights), lower, upper) if weights else Box(lower, upper)
     raise TypeError(

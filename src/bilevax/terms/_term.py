@@ -15,16 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from bilevax.arguments import tracing
-from bilevax.trees import Tree
+from bilevax.arguments import positive, tracing
+from bilevax.trees import Tree, norm
 
 Scalar: TypeAlias = Array
 Number: TypeAlias = float | np.ndarray | Array
 
 
 def parameter(value: Number) -> Any:
-    """Keep a term's number as an array, so that a new value does not mean a new compilation."""
-    return value if isinstance(value, jax.Array) else np.asarray(value)
+    """Keep a term's number as a float array: a new value then needs no new compilation."""
+    if isinstance(value, jax.Array):
+        return value.astype(jnp.result_type(float))
+    array = np.asarray(value)
+    return array.astype(float) if array.dtype.kind in "biuf" else array
 
 
 def cast(value: Number, like: Array) -> Array:
@@ -35,6 +38,12 @@ def cast(value: Number, like: Array) -> Array:
 def scalar(value: Number, like: Array) -> Array:
     """The parameter `value` as a scalar in the dtype of `like`."""
     return jnp.asarray(value, like.dtype)
+
+
+def as_step(step: Number) -> Array:
+    """A step of the prox as a float, so that what it is multiplied with is not cut to a whole."""
+    step = jnp.asarray(step)
+    return step if jnp.issubdtype(step.dtype, jnp.inexact) else step.astype(float)
 
 
 def concrete(value: Any) -> bool:
@@ -112,8 +121,7 @@ class Term(eqx.Module):
 
     def violation(self, x: Tree) -> Scalar:
         """The distance from x to the domain of φ."""
-        squares = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), x, self.project(x))
-        return jnp.sqrt(tree_sum(squares))
+        return norm(jax.tree.map(jnp.subtract, x, self.project(x)))
 
     def __repr__(self) -> str:
         shown = (f"{f.name}={_show(getattr(self, f.name))}" for f in dataclasses.fields(self))
@@ -218,6 +226,11 @@ class PerLeaf(Term):
 
     parts: Tree
 
+    def __check_init__(self):
+        for part in jax.tree.leaves(self.parts, is_leaf=is_term):
+            if not is_term(part):
+                raise TypeError(f"PerLeaf: parts must be a pytree of terms, but holds {part!r}")
+
     def _map(self, method: Callable[..., Any], *trees: Tree) -> Tree:
         return jax.tree.map(method, self.parts, *trees, is_leaf=is_term)
 
@@ -266,8 +279,9 @@ class Scaled(Term):
     factor: Number = eqx.field(converter=parameter)
 
     def __check_init__(self):
-        if concrete(self.factor) and not np.all(np.asarray(self.factor) > 0):
-            raise ValueError(f"a term can only be scaled by a positive factor, not {self.factor}")
+        if not is_term(self.term):
+            raise TypeError(f"Scaled: term must be a term, not {self.term!r}")
+        positive(self.factor, "the factor of a term")
 
     def _times(self, tree: Tree, inverse: bool = False) -> Tree:
         def leaf(a: Array) -> Array:
@@ -280,7 +294,7 @@ class Scaled(Term):
         return self._times(self.term.value(x))
 
     def prox(self, v: Tree, step: Number) -> Tree:
-        step = jnp.asarray(step)
+        step = as_step(step)
         return self.term.prox(v, step * scalar(self.factor, step))
 
     def project(self, v: Tree) -> Tree:
@@ -312,6 +326,11 @@ def as_term(spec: Any, name: str) -> Term:
         return spec
     leaves = jax.tree.leaves(spec, is_leaf=is_term)
     wrong = [leaf for leaf in leaves if not is_term(leaf)]
+    if wrong and callable(wrong[0]):
+        called = getattr(wrong[0], "__name__", wrong[0])
+        raise TypeError(
+            f"{name} must be a term, not the constructor {called}; call it: {called}(…)"
+        )
     if wrong or not leaves:
         found = type(wrong[0]).__name__ if wrong else "an empty tree"
         raise TypeError(

@@ -30,7 +30,12 @@ def waterfill(v: Array, lower: Array, upper: Array, total: Array) -> Array:
     kept in a bracket, and then taken once more from its closed form on the active set: exact up to
     rounding, a handful of passes over the data, and differentiable in both modes.
     """
-    tau = _level(*lax.stop_gradient((v, lower, upper, total)))
+    # Far entries hide the digits of those near the level. So the level is sought twice: measured
+    # from the first answer, the entries that decide the second are exact.
+    start = (jnp.sum(v) - total) / v.size  # right if no bound held
+    first = _level(*lax.stop_gradient((v, lower, upper, total, start)))
+    v = v - first
+    tau = _level(*lax.stop_gradient((v, lower, upper, total, jnp.zeros_like(start))))
     at_lower, at_upper = v - tau <= lower, v - tau >= upper
     free = ~(at_lower | at_upper)
     count = jnp.sum(free, dtype=v.dtype)
@@ -40,7 +45,7 @@ def waterfill(v: Array, lower: Array, upper: Array, total: Array) -> Array:
     return jnp.clip(v - jnp.where(count > 0, exact, tau), lower, upper)
 
 
-def _level(v: Array, lower: Array, upper: Array, total: Array) -> Array:
+def _level(v: Array, lower: Array, upper: Array, total: Array, start: Array) -> Array:
     inf = jnp.asarray(jnp.inf, v.dtype)
     eps = jnp.finfo(v.dtype).eps
     # As τ grows, an entry leaves its upper bound at v − upper and meets its lower one at v − lower.
@@ -68,8 +73,6 @@ def _level(v: Array, lower: Array, upper: Array, total: Array) -> Array:
         still = jnp.abs(tau - s.tau) <= eps * jnp.abs(s.tau)
         return _Search(tau, low, high, jnp.abs(excess), ~still, s.steps + 1)
 
-    # Start where the sum would be right if no bound held.
-    start = (jnp.sum(v) - total) / v.size
     state = _Search(start, -inf, inf, inf, jnp.asarray(True), jnp.asarray(0))
     going = lambda s: s.moving & (s.steps < _MAX_ITERATIONS)
     return lax.while_loop(going, advance, state).tau

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array
 
+from bilevax.arguments import axis_or_none, finite, interval, non_negative, positive
 from bilevax.terms._term import (
     LeafTerm,
     Number,
     Scalar,
     Term,
     Tree,
+    as_step,
     cast,
-    concrete,
     parameter,
     scalar,
     tree_sum,
 )
 from bilevax.terms.sets import Free, check_axis, check_broadcast, indicator, safe_norm, shortest
-
-
-def _check_weight(name: str, weight: Any, field: str = "weight") -> None:
-    if np.ndim(weight) != 0:
-        raise ValueError(f"{name}: {field} must be one number, not an array")
-    if concrete(weight) and not weight >= 0:
-        raise ValueError(f"{name}: {field} must be ≥ 0, not {weight}")
 
 
 class L1(LeafTerm):
@@ -40,11 +33,8 @@ class L1(LeafTerm):
     upper: Number = eqx.field(converter=parameter, default=np.inf)
 
     def __check_init__(self):
-        _check_weight("L1", self.weight)
-        if concrete(self.lower) and concrete(self.upper):
-            low, high = np.asarray(self.lower), np.asarray(self.upper)
-            if not np.all(low <= high):
-                raise ValueError(f"L1: lower must be ≤ upper everywhere, not {low} and {high}")
+        non_negative(self.weight, "L1: weight")
+        interval(self.lower, self.upper, "L1")
 
     def _bounds(self, x: Array) -> tuple[Array, Array]:
         return cast(self.lower, x), cast(self.upper, x)
@@ -74,8 +64,9 @@ class L1(LeafTerm):
 
         def at(s: Array) -> Array:
             slope = g - weight * jnp.sign(s)
-            finite = jnp.where(jnp.isfinite(s), s, 0)
-            return jnp.where(jnp.isfinite(s) | (slope == 0), slope * finite, slope * s)
+            endless = jnp.where(slope == 0, 0, jnp.sign(lax.stop_gradient(slope)) * s)
+            finite = jnp.isfinite(s)
+            return jnp.where(finite, slope * jnp.where(finite, s, 0), endless)
 
         inner = jnp.clip(jnp.zeros_like(g), low, high)
         return jnp.sum(jnp.maximum(jnp.maximum(at(low), at(high)), at(inner)))
@@ -106,7 +97,8 @@ class GroupL2(LeafTerm):
     axis: int | None = eqx.field(static=True, default=-1)
 
     def __check_init__(self):
-        _check_weight("GroupL2", self.weight)
+        non_negative(self.weight, "GroupL2: weight")
+        axis_or_none(self.axis, "GroupL2")
 
     def leaf_value(self, x: Array) -> Scalar:
         return scalar(self.weight, x) * jnp.sum(safe_norm(x, self.axis))
@@ -157,10 +149,11 @@ class Ridge(Term):
     base: Term = eqx.field(default_factory=Free)
 
     def __check_init__(self):
-        if np.ndim(self.weight) != 0:
-            raise ValueError("Ridge: weight must be one number, not an array")
-        if concrete(self.weight) and not self.weight > 0:
-            raise ValueError(f"Ridge: weight must be > 0, not {self.weight}")
+        positive(self.weight, "Ridge: weight")
+        for center in jax.tree.leaves(self.center):
+            finite(center, "Ridge: center")
+        if not isinstance(self.base, Term):
+            raise TypeError(f"Ridge: base must be a term, not {self.base!r}")
 
     def _centers(self, like: Tree) -> Tree:
         """The center in the shape of `like`: one for all leaves, or one per leaf."""
@@ -178,7 +171,7 @@ class Ridge(Term):
         return self._square(x) + self.base.value(x)
 
     def prox(self, v: Tree, step: Number) -> Tree:
-        step = jnp.asarray(step)
+        step = as_step(step)
         grown = 1 + step * scalar(self.weight, step)
 
         def complete(a: Array, c: Array) -> Array:
@@ -233,7 +226,6 @@ class Ridge(Term):
 
 def ElasticNet(l1: Number, l2: Number) -> Ridge:
     """l1·Σ |xᵢ| + l2/2·‖x‖², which is `Ridge(l2, base=L1(l1))`; l2 > 0."""
-    _check_weight("ElasticNet", l1, "l1")
-    if np.ndim(l2) != 0 or (concrete(l2) and not l2 > 0):
-        raise ValueError(f"ElasticNet: l2 must be one number > 0, not {l2}; for l2 = 0 use L1(l1)")
+    non_negative(l1, "ElasticNet: l1")
+    positive(l2, "ElasticNet: l2")
     return Ridge(l2, base=L1(l1))

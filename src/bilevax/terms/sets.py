@@ -7,6 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from bilevax.arguments import (
+    axis_or_none,
+    finite,
+    interval,
+    non_negative,
+    one_number,
+    positive,
+)
 from bilevax.terms._term import LeafTerm, Number, Scalar, cast, concrete, parameter, scalar
 from bilevax.terms._waterfill import along_axis, waterfill
 
@@ -109,13 +117,7 @@ class Box(ConvexSet):
     upper: Number = eqx.field(converter=parameter)
 
     def __check_init__(self):
-        if not (concrete(self.lower) and concrete(self.upper)):
-            return
-        low, high = np.asarray(self.lower), np.asarray(self.upper)
-        if np.isnan(low).any() or np.isnan(high).any():
-            raise ValueError("Box: lower and upper must not be NaN")
-        if not np.all(low <= high):
-            raise ValueError(f"Box: lower must be ≤ upper everywhere, not {low} and {high}")
+        interval(self.lower, self.upper, "Box")
 
     def _bounds(self, x: Array) -> tuple[Array, Array]:
         return cast(self.lower, x), cast(self.upper, x)
@@ -146,8 +148,7 @@ def NonNegative() -> Box:
 
 def LInfBall(radius: Number) -> Box:
     """{x : max |xᵢ| ≤ radius}, which is `Box(-radius, radius)`."""
-    if concrete(radius) and not np.all(np.asarray(radius) >= 0):
-        raise ValueError(f"LInfBall: radius must be ≥ 0, not {radius}")
+    non_negative(radius, "LInfBall: radius")
     return Box(-jnp.asarray(radius), radius)
 
 
@@ -162,11 +163,11 @@ class CappedSimplex(ConvexSet):
     axis: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        for name, value in (("cap", self.cap), ("total", self.total)):
-            if np.ndim(value) != 0:
-                raise ValueError(f"CappedSimplex: {name} must be one number, not an array")
-            if concrete(value) and not value > 0:
-                raise ValueError(f"CappedSimplex: {name} must be > 0, not {value}")
+        cap = one_number(self.cap, "CappedSimplex: cap")
+        if cap is not None and not cap > 0:
+            raise ValueError(f"CappedSimplex: cap must be > 0, not {self.cap}")
+        positive(self.total, "CappedSimplex: total")
+        axis_or_none(self.axis, "CappedSimplex")
 
     def _project_row(self, v: Array) -> Array:
         # On a grid of floats the sum of the entries' caps can miss `total` by rounding; the level
@@ -211,6 +212,8 @@ class CappedSimplex(ConvexSet):
         if wrong or not (concrete(self.cap) and concrete(self.total)):
             return wrong
         length = row_length(x, self.axis)
+        if length == 0:
+            return "is empty: it has no entries, and none cannot add up to anything"
         if length * float(self.cap) < float(self.total) * (1 - 1e-6):
             return (
                 f"is empty: {length} entries of at most {self.cap} cannot add up to {self.total}; "
@@ -232,10 +235,9 @@ class L2Ball(ConvexSet):
     axis: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        if np.ndim(self.radius) != 0:
-            raise ValueError("L2Ball: radius must be one number, not an array")
-        if concrete(self.radius) and not self.radius >= 0:
-            raise ValueError(f"L2Ball: radius must be ≥ 0, not {self.radius}")
+        non_negative(self.radius, "L2Ball: radius")
+        finite(self.center, "L2Ball: center")
+        axis_or_none(self.axis, "L2Ball")
 
     def _from_center(self, x: Array) -> tuple[Array, Array, Array]:
         offset = x - cast(self.center, x)
@@ -259,7 +261,9 @@ class L2Ball(ConvexSet):
         # On the boundary the normal cone is the ray outwards: drop g's inward part.
         offset, norm, radius = self._from_center(x)
         unit = offset / jnp.where(norm == 0, 1, norm)
-        boundary = norm >= radius * (1 - ROUNDING * jnp.finfo(x.dtype).eps)
+        # A centre far from the origin costs digits of the offset.
+        digits = ROUNDING * jnp.finfo(x.dtype).eps * (radius + safe_norm(x, self.axis))
+        boundary = norm >= radius - digits
         along = jnp.sum(g * unit, axis=self.axis, keepdims=True)
         inside = jnp.where(boundary, g - jnp.minimum(along, 0) * unit, g)
         return jnp.where(radius == 0, 0, inside)
@@ -275,10 +279,8 @@ class L1Ball(ConvexSet):
     axis: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        if np.ndim(self.radius) != 0:
-            raise ValueError("L1Ball: radius must be one number, not an array")
-        if concrete(self.radius) and not self.radius > 0:
-            raise ValueError(f"L1Ball: radius must be > 0, not {self.radius}")
+        positive(self.radius, "L1Ball: radius")
+        axis_or_none(self.axis, "L1Ball")
 
     def leaf_project(self, v: Array) -> Array:
         def row(v: Array) -> Array:

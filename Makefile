@@ -1,0 +1,43 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-all format bench clean
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+.venv/core: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+.venv/dev: .venv/core
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+# Solve a small bilevel minimax problem, print its certificate, save a plot of its convergence.
+demo: .venv/core
+	$(BIN)/bilevax demo
+
+# Everything that CI checks.
+test: .venv/dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pytest -n 2 -m "not slow"
+
+# The long tests too.
+test-all: .venv/dev
+	$(BIN)/pytest -n 2
+
+format: .venv/dev
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+# Measure, and write the tables of benchmarks/README.md anew.
+bench: .venv/dev
+	$(BIN)/python benchmarks/optfom_overhead.py --json benchmarks/results/optfom_overhead.json
+	$(BIN)/python benchmarks/library.py --json benchmarks/results/library.json
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -1,0 +1,27 @@
+"""`bilevax COMMAND`."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import tyro
+
+from bilevax.cli.demo import demo
+from bilevax.cli.solve import solve
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line; exits with 1 when an answer is not certified, with 2 on bad input."""
+    jax.config.update("jax_enable_x64", True)
+    commands = tyro.extras.SubcommandApp()
+    commands.command(demo)
+    commands.command(solve)
+    try:
+        code = commands.cli(
+            prog="bilevax", description="Certified bilevel optimisation.", args=args
+        )
+    except (ValueError, OSError) as error:
+        print(f"bilevax: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)

@@ -1,0 +1,38 @@
+"""What the README and the docs show is run, and the links they give lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_example_runs_and_is_certified(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert shown.startswith("Certified")
+    assert "epsilon" in shown
+
+
+def test_the_readme_is_as_long_as_a_readme_should_be():
+    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+    assert 150 <= len(prose.split()) <= 450
+
+
+def test_the_commands_are_targets_of_the_makefile():
+    targets = re.findall(r"^make (\S+)", README, re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_to_files(page):
+    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), link

@@ -1,0 +1,346 @@
+"""The driver: statuses, budgets, resuming, interrupts, compilations, and what it records."""
+
+import _thread
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevax as bx
+from bilevax import terms
+from bilevax.problems import library
+from bilevax.solution import Status
+
+get = functools.cache(library.get)  # the same functions each time, so one compilation serves all
+
+
+def same(a, b):
+    return all(jax.tree.leaves(jax.tree.map(lambda u, v: bool(jnp.all(u == v)), a, b)))
+
+
+def test_a_certified_solution_has_what_it_promises():
+    instance = get("many_saddles")
+    solution = bx.solve(instance.problem, instance.start, tolerance=0.1)
+    assert solution.status == "certified"
+    assert solution.certified
+    assert "Certified" in str(solution.status)
+    assert solution.certificate.epsilon <= 0.1
+    history = solution.history
+    assert history["gradients"][-1] == solution.gradients
+    assert history["epsilon"].min() == solution.certificate.epsilon
+    assert len({len(history[name]) for name in history.names}) == 1
+    assert np.all(np.diff(history["gradients"]) >= 0)
+    assert {"objective", "stationarity", "gap", "rho", "seconds"} <= set(history.names)
+    assert solution.check_gradients == len(history) - 1
+    assert "epsilon" in str(solution)
+
+
+def test_a_budget_of_gradients_is_kept_and_named():
+    instance = get("unique_saddle")
+    solution = bx.solve(instance.problem, instance.start, tolerance=0.01, max_gradients=5000)
+    assert solution.status == "budget spent"
+    assert "max_gradients=5000" in str(solution.status)
+    assert 4990 < solution.gradients <= 5000
+    assert not solution.certified
+    none = bx.solve(instance.problem, instance.start, tolerance=0.01, max_gradients=0)
+    assert none.gradients == 0
+    assert none.status == "budget spent"
+
+
+def test_a_budget_of_seconds_is_kept_and_named():
+    instance = get("matrix_game")
+    begun = time.perf_counter()
+    solution = bx.solve(instance.problem, instance.start, tolerance=1e-3, max_seconds=1.0)
+    assert solution.status == "budget spent"
+    assert "max_seconds=1" in str(solution.status)
+    assert time.perf_counter() - begun < 60
+
+
+def test_throw_raises_with_the_solution_inside():
+    instance = get("unique_saddle")
+    with pytest.raises(bx.SolveError, match="budget") as caught:
+        bx.solve(instance.problem, instance.start, max_gradients=100, throw=True)
+    assert caught.value.solution.gradients <= 100
+    fine = bx.solve(instance.problem, instance.start, tolerance=0.2, throw=True)
+    assert fine.certified
+
+
+def test_a_method_that_stops_uncertified_says_so():
+    """Its own test at a loose ε holds long before a tight tolerance is certified."""
+    instance = get("many_saddles")
+    solver = bx.PenaltyMethod(epsilon=0.3)
+    solution = bx.solve(instance.problem, instance.start, tolerance=1e-3, solver=solver)
+    assert solution.status == "stalled"
+    assert "own stopping test" in str(solution.status)
+    assert not solution.certified
+
+
+def test_a_run_that_goes_nowhere_is_called_stalled():
+    """A flat penalty: with ρ far too small the gap stays, whatever the method does."""
+    problem = bx.BilevelProblem(
+        lambda x1, x2, y1, y2: jnp.sum((y1 - 1) ** 2),
+        lambda x1, y1, y2: jnp.sum(y1**2),
+        x1=terms.Box(-1.0, 1.0),
+        y1=terms.Box(-1.0, 1.0),
+    )
+    start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(1))
+    solver = bx.PenaltyMethod(epsilon=1e-6, rho=0.1, inner_tolerance=1e-7)
+    solution = bx.solve(
+        problem, start, tolerance=1e-3, solver=solver, max_gradients=30_000_000, max_seconds=100
+    )
+    assert solution.status == "stalled"
+    assert not solution.certified
+
+
+@pytest.mark.parametrize("extra", [0, 1, 2, 1000])
+def test_not_finite_is_said_and_located_even_on_the_last_step(extra):
+    """A NaN on the last allowed step is not a spent budget."""
+
+    def objective(x, y):
+        return jnp.sum((x - 3) ** 2) + jnp.sum(x * y) + jnp.sum(jnp.sqrt(1.5 - x))
+
+    problem = bx.MinimaxProblem(
+        objective, terms.Box(-3.0, 3.0), terms.Box(-1.0, 1.0), smoothness=4.0
+    )
+    start = bx.Point(x=jnp.zeros(2), y=jnp.zeros(2))
+    broken = bx.solve(problem, start, tolerance=1e-4)
+    assert broken.status == "not finite"
+    assert "objective" in str(broken.status)
+    assert np.isfinite(broken.certificate.epsilon)
+    exact = bx.solve(problem, start, tolerance=1e-4, max_gradients=broken.gradients + 2 + extra)
+    assert exact.status == "not finite"
+    before = bx.solve(problem, start, tolerance=1e-4, max_gradients=broken.gradients)
+    assert before.status == "budget spent"
+
+
+def test_the_callback_sees_every_check_and_can_stop():
+    instance = get("unique_saddle")
+    seen = []
+
+    def look(solution):
+        seen.append(solution.gradients)
+        return len(seen) == 5
+
+    solution = bx.solve(instance.problem, instance.start, callback=look)
+    assert solution.status == "interrupted"
+    assert "callback" in str(solution.status)
+    assert len(seen) == 5
+    assert list(solution.history["gradients"][1:]) == seen
+
+
+def test_ctrl_c_returns_the_best_point_so_far():
+    instance = get("matrix_game")
+    bx.solve(instance.problem, instance.start, tolerance=1e-3, max_gradients=100)  # compile
+    timer = threading.Timer(1.5, _thread.interrupt_main)
+    timer.start()
+    solution = bx.solve(instance.problem, instance.start, tolerance=1e-3, max_seconds=120)
+    timer.cancel()
+    assert solution.status == "interrupted"
+    assert solution.certificate.epsilon == solution.history["epsilon"].min()
+    assert solution.gradients > 0
+    going_on = bx.solve(
+        instance.problem,
+        instance.start,
+        tolerance=1e-3,
+        resume=solution.state,
+        max_gradients=solution.gradients + 100,
+    )
+    assert going_on.gradients > solution.gradients
+
+
+@pytest.mark.parametrize("cuts", [(1,), (130,), (9999,), (50, 700, 701, 20_000)])
+def test_resuming_gives_the_same_run(cuts, tmp_path):
+    """Cut anywhere, through a file, and taken up again: bit for bit the uninterrupted run."""
+    instance = get("least_squares")
+    problem, start = instance.problem, instance.start
+    whole = bx.solve(problem, start, tolerance=0.1)
+    path = tmp_path / "run.state"
+    resume = None
+    for cut in cuts:
+        part = bx.solve(problem, start, tolerance=0.1, resume=resume, max_gradients=cut)
+        part.save(path)
+        resume = path
+    rest = bx.solve(problem, start, tolerance=0.1, resume=path)
+    assert rest.gradients == whole.gradients
+    assert same(rest.point, whole.point)
+    assert same(rest.state.solver_state, whole.state.solver_state)
+    assert rest.certificate == whole.certificate
+    assert set(whole.history["gradients"]) <= set(rest.history["gradients"])
+    assert list(tmp_path.iterdir()) == [path]
+
+
+SCRIPT = """
+    import sys
+    import jax
+    jax.config.update("jax_enable_x64", True)
+    import bilevax as bx
+    from bilevax.problems import library
+    instance = library.get("least_squares")
+    path, resume = sys.argv[1], sys.argv[2] == "resume"
+    solution = bx.solve(
+        instance.problem, instance.start, tolerance=0.03, checkpoint=path,
+        resume=path if resume else None,
+    )
+    print(solution.gradients, solution.point.x1.tobytes().hex())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills processes by POSIX signals")
+def test_a_killed_process_is_taken_up_from_its_checkpoint(tmp_path):
+    """Killed outright, twice, at moments nobody chose: the checkpoint is whole and leads on."""
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    path = tmp_path / "run.state"
+
+    def begin(mode):
+        command = [sys.executable, str(script), str(path), mode]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    rng = np.random.default_rng()
+    mode = "fresh"
+    for _ in range(2):
+        process = begin(mode)
+        deadline = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(float(rng.uniform(0, 0.3)))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        mode = "resume"
+    out, _ = begin("resume").communicate(timeout=120)
+    gradients, x1 = out.split()
+    instance = get("least_squares")
+    whole = bx.solve(instance.problem, instance.start, tolerance=0.03)
+    assert int(gradients) == whole.gradients
+    assert x1 == whole.point.x1.tobytes().hex()
+
+
+def linear_regression(n, seed, traced):
+    """A bilevel problem whose numbers are all in `data`; `traced` counts how often it is traced."""
+    rng = np.random.default_rng(seed)
+
+    def upper(x1, x2, y1, y2, data):
+        traced.append("upper")
+        return 0.5 * jnp.mean((data["val"] @ y1) ** 2) + 0.5 * jnp.sum((x1 - 0.3) ** 2)
+
+    def lower(x1, y1, y2, data):
+        traced.append("lower")
+        return 0.1 * jnp.mean((data["train"] @ y1 - x1[0]) ** 2) + 0.05 * jnp.sum(y1**2)
+
+    data = {"train": rng.normal(size=(n, 3)), "val": rng.normal(size=(n, 3))}
+    return upper, lower, data
+
+
+def test_one_compilation_serves_every_problem_of_a_shape():
+    traced = []
+    upper, lower, _ = linear_regression(20, 0, traced)
+    box = terms.Box(-1.0, 1.0)
+    start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(3))
+
+    def run(seed, tolerance, bound=1.0):
+        _, _, data = linear_regression(20, seed, traced)
+        y1 = terms.Box(-bound, bound)
+        problem = bx.BilevelProblem(upper, lower, x1=box, y1=y1, data=data)
+        return bx.solve(problem, start, tolerance=tolerance, max_gradients=3000)
+
+    first = run(0, 0.1)
+    advance_traces = len(traced)
+    second = run(1, 0.05, bound=2.0)  # other data, another ρ, other bounds: the same program
+    assert len(traced) - advance_traces <= 2  # validation's abstract evaluation, nothing more
+    assert second.compile_seconds < first.compile_seconds
+    assert not same(first.point, second.point)
+
+
+def test_data_is_an_argument_and_not_a_constant_of_the_program():
+    """Eight megabytes of data would be eight megabytes of program text if they were built in."""
+    from bilevax.solve import _advance, _init
+
+    upper, lower, data = linear_regression(166_667, 0, [])
+    box = terms.Box(-1.0, 1.0)
+    problem = bx.BilevelProblem(
+        upper, lower, x1=box, y1=box, data=data, upper_smoothness=2.0, lower_smoothness=2.0
+    )
+    start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(3))
+    solver = bx.PenaltyMethod().prepare(problem, start, 0.1)
+    state = _init(solver, problem, start)
+    text = _advance.lower(solver, problem, state, jnp.asarray(4)).as_text()
+    assert len(text) < 1_000_000
+
+
+def test_a_resumed_state_of_another_run_is_refused(tmp_path):
+    small, large = get("unique_saddle"), get("least_squares")
+    solution = bx.solve(small.problem, small.start, max_gradients=100)
+    with pytest.raises(ValueError, match="another run"):
+        bx.solve(large.problem, large.start, resume=solution.state)
+    path = tmp_path / "x.state"
+    solution.save(path)
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], b"nothing of the kind", b""):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="resume"):
+            bx.solve(small.problem, small.start, resume=path)
+
+
+def test_the_progress_bar_is_off_where_nobody_looks(capfd, monkeypatch):
+    instance = get("boundary")
+    bx.solve(instance.problem, instance.start, tolerance=0.1)
+    assert capfd.readouterr().err == ""
+    bx.solve(instance.problem, instance.start, tolerance=0.1, progress=True)
+    shown = capfd.readouterr().err
+    assert "gradients" in shown
+    assert "ε" in shown
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    bx.solve(instance.problem, instance.start, tolerance=0.1)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_history_is_plotted(tmp_path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    instance = get("boundary")
+    solution = bx.solve(instance.problem, instance.start, tolerance=0.1)
+    path = tmp_path / "history.png"
+    ax = solution.history.plot(path)
+    assert path.stat().st_size > 5000
+    assert "ε, the largest" in [text.get_text() for text in ax.get_legend().get_texts()]
+    with pytest.raises(KeyError, match="epsilon"):
+        solution.history["no such column"]
+
+
+def test_statuses_are_of_a_known_kind():
+    with pytest.raises(ValueError, match="solved"):
+        Status("solved", "…")
+    assert Status("stalled", "a") == "stalled"
+    assert Status("stalled", "a") != Status("stalled", "b")
+
+
+def test_minimax_problems_are_solved_too():
+    """min over x in [−1, 1] of max over y in [−1, 1] of x·y − ½x²: |x| − ½x², least at 0."""
+    problem = bx.MinimaxProblem(
+        lambda x, y: jnp.sum(x * y) - 0.5 * jnp.sum(x**2),
+        terms.Box(-1.0, 1.0),
+        terms.Box(-1.0, 1.0),
+    )
+    start = bx.Point(x=jnp.full(1, 0.3), y=jnp.zeros(1))
+    solution = bx.solve(problem, start, tolerance=1e-2)
+    assert solution.status == "certified", solution.status
+    assert abs(float(solution.point.x[0])) <= 0.02
+
+
+def test_the_environment_is_not_touched(tmp_path, monkeypatch):
+    """A solve writes nothing unless asked to."""
+    monkeypatch.chdir(tmp_path)
+    instance = get("boundary")
+    bx.solve(instance.problem, instance.start, tolerance=0.1)
+    assert os.listdir(tmp_path) == []
