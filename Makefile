@@ -38,6 +38,7 @@ format: .venv/dev
 bench: .venv/dev
 	$(BIN)/python benchmarks/optfom_overhead.py --json benchmarks/results/optfom_overhead.json
 	$(BIN)/python benchmarks/library.py --json benchmarks/results/library.json
+	$(BIN)/python benchmarks/tables.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -174,7 +174,9 @@ class _Run:
         bar: _Progress,
     ) -> Status:
         """Run to the end, whichever comes first."""
-        most = math.inf if max_gradients is None else max_gradients
+        # A 32-bit counter of gradients, which is what JAX has without x64, ends somewhere.
+        countable = int(jnp.iinfo(self.state.gradients.dtype).max) // 2
+        most = countable if max_gradients is None else min(max_gradients, countable)
         seconds_before = self.seconds
         try:
             while True:
@@ -194,7 +196,7 @@ class _Run:
                 if done:
                     return self._stopped_itself()
                 if self.gradients + self.solver.gradients_per_step > most:
-                    return self._spent(f"max_gradients={max_gradients}")
+                    return self._spent(f"max_gradients={most}")
                 if max_seconds is not None and self.seconds - seconds_before > max_seconds:
                     return self._spent(f"max_seconds={max_seconds:g}")
                 if self._stalled():
@@ -207,12 +209,12 @@ class _Run:
             return Status("interrupted", f"Interrupted. {self._so_far()}")
 
     def _to_next_check(
-        self, most: float, max_seconds: float | None, seconds_before: float, bar: _Progress
+        self, most: int, max_seconds: float | None, seconds_before: float, bar: _Progress
     ) -> tuple[bool, bool]:
         """Pieces of steps up to the next check; whether the method is done, and all is finite."""
         while True:
             mark = min(self.next_check, most)
-            limit = int(min(mark, self.gradients + self.piece))
+            limit = min(mark, self.gradients + self.piece)
             begun, before = time.perf_counter(), self.gradients
             state, done, finite = _advance(
                 self.solver, self.problem, self.state, jnp.asarray(limit)
@@ -295,8 +297,8 @@ class _Run:
             f"{self._advice()}",
         )
 
-    def _not_finite(self, most: float) -> Status:
-        limit = int(min(self.next_check, most, self.gradients + self.piece))
+    def _not_finite(self, most: int) -> Status:
+        limit = min(self.next_check, most, self.gradients + self.piece)
         advance = lambda upto: _advance(self.solver, self.problem, self.state, jnp.asarray(upto))
         where, self.state = where_not_finite(
             self.problem, self.solver, advance, self.state, self.gradients, limit

@@ -242,6 +242,16 @@ def require_bounded(term: Term | None, block: Tree, name: str, solver: str) -> N
         )
 
 
+def require_gap_bound(term: Term | None, block: Tree, name: str, solver: str) -> None:
+    """Refuse a lower-level term over which a gap cannot be bounded: its conjugate is infinite."""
+    steep = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1e6), block)
+    if term is not None and not np.isfinite(float(term.conjugate(steep))):
+        raise ValueError(
+            f"{solver} cannot bound the lower-level gap over {name} = {term}; take a term with a "
+            "bounded domain, or add a Ridge to it"
+        )
+
+
 def require_precision(tolerance: float, dtype: Any, name: str = "tolerance") -> None:
     """Refuse a tolerance that cannot be told from rounding in this dtype."""
     one_number(tolerance, name)

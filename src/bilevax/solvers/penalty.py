@@ -14,7 +14,7 @@ from bilevax import trees
 from bilevax.problems import BilevelProblem, MinimaxProblem, Point
 from bilevax.problems.constants import lower_smoothness_of, upper_smoothness_of
 from bilevax.problems.reformulate import lower_level, penalty, penalty_blocks, penalty_point
-from bilevax.problems.validate import require, require_bounded
+from bilevax.problems.validate import require, require_bounded, require_gap_bound
 from bilevax.solvers.base import Solver, check_center, check_part, check_positive
 from bilevax.solvers.extragradient import ExtraGradient
 from bilevax.solvers.proximal_point import ProximalPoint
@@ -74,6 +74,8 @@ class PenaltyMethod(Solver[PenaltyState]):
             if not (name == "x1" or self.diameter is not None):
                 block = getattr(start, name)
                 require_bounded(getattr(problem, name), block, name, "PenaltyMethod")
+        for name in ("y1", "y2"):
+            require_gap_bound(getattr(problem, name), getattr(start, name), name, "PenaltyMethod")
         lower = lower_smoothness_of(problem, start)
         constants = penalty_constants(
             epsilon=float(tolerance if self.epsilon is None else self.epsilon),

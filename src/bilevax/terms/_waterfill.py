@@ -32,20 +32,20 @@ def waterfill(v: Array, lower: Array, upper: Array, total: Array) -> Array:
     """
     # Far entries hide the digits of those near the level. So the level is sought twice: measured
     # from the first answer, the entries that decide the second are exact.
-    start = (jnp.sum(v) - total) / v.size  # right if no bound held
-    first = _level(*lax.stop_gradient((v, lower, upper, total, start)))
-    v = v - first
-    tau = _level(*lax.stop_gradient((v, lower, upper, total, jnp.zeros_like(start))))
-    at_lower, at_upper = v - tau <= lower, v - tau >= upper
+    w, low, high, sum_ = lax.stop_gradient((v, lower, upper, total))
+    w = w - (jnp.sum(w) - sum_) / w.size  # right if no bound held
+    w = lax.fori_loop(0, 2, lambda _, u: u - _level(u, low, high, sum_), w)
+    w = w + (v - lax.stop_gradient(v))  # the numbers of w, the derivative of v
+    at_lower, at_upper = w <= lower, w >= upper
     free = ~(at_lower | at_upper)
     count = jnp.sum(free, dtype=v.dtype)
-    fixed = jnp.where(at_lower, lower, jnp.where(at_upper, upper, 0))
-    summed = jnp.sum(jnp.where(free, v, fixed))
-    exact = (summed - total) / jnp.maximum(count, 1)
-    return jnp.clip(v - jnp.where(count > 0, exact, tau), lower, upper)
+    bound = jnp.where(at_lower, lower, jnp.where(at_upper, upper, 0))
+    rest = (jnp.sum(jnp.where(free, w, bound)) - total) / jnp.maximum(count, 1)
+    return jnp.clip(w - jnp.where(count > 0, rest, 0), lower, upper)
 
 
-def _level(v: Array, lower: Array, upper: Array, total: Array, start: Array) -> Array:
+def _level(v: Array, lower: Array, upper: Array, total: Array) -> Array:
+    """τ with Σ clip(v − τ, lower, upper) = total, sought from 0."""
     inf = jnp.asarray(jnp.inf, v.dtype)
     eps = jnp.finfo(v.dtype).eps
     # As τ grows, an entry leaves its upper bound at v − upper and meets its lower one at v − lower.
@@ -69,11 +69,13 @@ def _level(v: Array, lower: Array, upper: Array, total: Array, start: Array) -> 
         trusted = (slope > 0) & (newton > low) & (newton < high) & gains
         beyond = jnp.where(excess > 0, s.tau >= rightmost, s.tau <= leftmost)
         tau = jnp.where(trusted | beyond, newton, jump)
-        tau = jnp.where((excess == 0) | ~jnp.isfinite(tau), s.tau, tau)
+        # At the sum's end, or where rounding leaves the set empty, there is nowhere to go.
+        over = (excess == 0) | (beyond & (slope == 0)) | ~jnp.isfinite(tau)
+        tau = jnp.where(over, s.tau, tau)
         still = jnp.abs(tau - s.tau) <= eps * jnp.abs(s.tau)
         return _Search(tau, low, high, jnp.abs(excess), ~still, s.steps + 1)
 
-    state = _Search(start, -inf, inf, inf, jnp.asarray(True), jnp.asarray(0))
+    state = _Search(jnp.zeros_like(total), -inf, inf, inf, jnp.asarray(True), jnp.asarray(0))
     going = lambda s: s.moving & (s.steps < _MAX_ITERATIONS)
     return lax.while_loop(going, advance, state).tau
 
