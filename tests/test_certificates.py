@@ -198,7 +198,7 @@ def test_lines_agree_with_cvxpy(name):
 def test_lines_agree_with_the_definition(name):
     """Also on faces, at corners and at kinks, for data and witnesses of all sorts."""
     rng = np.random.default_rng(seed_of(name))
-    for trial in range(30):
+    for trial in range(24):
         case = case_of(name, seed=trial % 3)
         p = case.reference.sample(rng)
         certificate = case.certify(p)
@@ -229,7 +229,7 @@ def test_planted_points_are_certified(name):
     """What is KKT by construction is not refused."""
     for seed in range(4):
         case = case_of(name, seed)
-        allowed = 1e-12 if name in ind.FAMILIES else 1e-4  # a penalty's point has a gap O(1/ρ²)
+        allowed = 1e-10 if name in ind.FAMILIES else 1e-4  # a penalty's point has a gap O(1/ρ²)
         assert case.certify(case.certified).epsilon <= allowed
 
 
@@ -388,8 +388,11 @@ def test_rounding_is_not_magnified_into_a_certificate():
         certificate = bx.certify(problem, bx.Point(x1=jnp.full(1, x1), y1=jnp.asarray(y1)))
         bound = abs(x1 - a) / (1 + 2 * float(np.linalg.norm(c)))
         if certificate.epsilon < bound - TIGHT:
-            false.append((h, certificate.rho, certificate.epsilon, bound))
-    assert not false, f"(h, ρ, ε claimed, least ε possible): {false}"
+            false.append(
+                f"h = {h:g}: claimed {certificate.epsilon:.3g} with rho = {certificate.rho:.3g}, "
+                f"where no witness has less than {bound:.3g}"
+            )
+    assert not false, "\n".join(false)
 
 
 @pytest.mark.parametrize(("dtype", "constant"), [(np.float64, 1e13), (np.float32, 1e4)])
@@ -547,6 +550,7 @@ def test_a_function_that_is_not_a_number_certifies_nothing(block, where, bad, wi
     if witnesses:
         point = dataclasses.replace(point, z1=zero, z2=zero, rho=1.0)
     certificate = bx.certify(problem, point)
+    assert not any(math.isnan(value) for value in certificate.lines().values())
     assert math.isfinite(certificate.epsilon) == (block is None)
     assert certificate.certified(1e300) == (block is None)
 
@@ -809,6 +813,7 @@ def test_float32_agrees(name):
     case = family_case(name, 0, np.float32)
     for trial in range(8):
         p = case.reference.sample(rng) if trial else dict(case.certified)
+        p["rho"] = min(p["rho"], 3.0)
         certificate, wanted = case.certify(p), ind.residuals(case.reference, p)
         for line, value in wanted.items():
             assert certificate.lines()[line] == pytest.approx(value, abs=1e-3, rel=1e-5), line

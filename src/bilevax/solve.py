@@ -33,8 +33,8 @@ CHECK_FIRST, CHECK_GROWTH = 64, 1.05
 PIECE_SECONDS = 0.2
 # Stalled: over this factor in gradients, and this many looks, ε fell by less than that share.
 STALL_SPAN, STALL_LOOKS, STALL_SHARE = 8.0, 60, 1e-3
-# Gradients that one look costs: ∇f1 once and ∇f~1 twice make one gradient of the penalty function.
-GRADIENTS_PER_CHECK = 1
+# Gradients that one look costs: one for the residuals, one for what rounding may add to them.
+GRADIENTS_PER_CHECK = 2
 
 
 @eqx.filter_jit

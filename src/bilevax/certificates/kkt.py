@@ -11,6 +11,7 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.certificates.certificate import Certificate, line
 from bilevax.certificates.gap import linear_excess
+from bilevax.certificates.rounding import ROUNDINGS, gradient_and_noise
 from bilevax.problems import BilevelProblem, Point
 from bilevax.terms import Term
 from bilevax.trees import Tree
@@ -20,8 +21,9 @@ from bilevax.trees import Tree
 class KKTCertificate(Certificate):
     """Every line of `def:epsilon_KKT`, for the point and the witnesses (x2, z1, z2, ρ) it names.
 
-    The distances are exact, from the terms' closed forms; the gap is an upper bound. So a point
-    certified at ε is an ε-KKT point, in exact arithmetic and for functions of the stated class.
+    The distances come from the terms' closed forms, the gap is an upper bound, and each has an
+    allowance for rounding on top. So a point certified at ε is an ε-KKT point, for functions of the
+    stated class.
     """
 
     stationarity: float = line("dist(0, ∂ of f + ρ(f~(x1,y1,z2) − f~(x1,z1,y2)) in (x1,y1,y2))")
@@ -41,21 +43,21 @@ class KKTCertificate(Certificate):
 
 
 class Pieces(eqx.Module):
-    """The gradients that every line is made of: none depends on ρ."""
+    """The gradients that every line is made of, with their rounding: none depends on ρ."""
 
     upper: tuple[Tree, ...]  # ∇f1 at (x1, x2, y1, y2)
     above: tuple[Tree, ...]  # ∇f~1 at (x1, y1, z2)
     below: tuple[Tree, ...]  # ∇f~1 at (x1, z1, y2)
+    noise: tuple[tuple[Array, ...], ...]  # of each part of each of these
 
 
 def pieces(problem: BilevelProblem, point: Point) -> Pieces:
-    """One gradient of the upper function and two of the lower one."""
+    """Two gradients of the upper function and four of the lower one, half of them for the noise."""
     p = point
-    return Pieces(
-        problem.upper_gradient(p.x1, p.x2, p.y1, p.y2),
-        problem.lower_gradient(p.x1, p.y1, p.z2),
-        problem.lower_gradient(p.x1, p.z1, p.y2),
-    )
+    upper, upper_noise = gradient_and_noise(problem.upper_gradient, (p.x1, p.x2, p.y1, p.y2))
+    above, above_noise = gradient_and_noise(problem.lower_gradient, (p.x1, p.y1, p.z2))
+    below, below_noise = gradient_and_noise(problem.lower_gradient, (p.x1, p.z1, p.y2))
+    return Pieces(upper, above, below, (upper_noise, above_noise, below_noise))
 
 
 def _distance(term: Term | None, x: Tree, g: Tree) -> Array:
@@ -66,7 +68,7 @@ def _distance(term: Term | None, x: Tree, g: Tree) -> Array:
 def stationarity_and_responses(
     problem: BilevelProblem, point: Point, parts: Pieces, rho: Array
 ) -> dict[str, Array]:
-    """The four distances of the definition, for this ρ."""
+    """The four distances of the definition, for this ρ, with what rounding may add."""
     p = point
     f1, f2, f3, f4 = parts.upper
     a1, a2, a3 = parts.above
@@ -77,13 +79,15 @@ def stationarity_and_responses(
         _distance(rho * problem.y1, p.y1, trees.axpy(rho, a2, f3)),
         _distance(y2_term, p.y2, None if y2_term is None else trees.axpy(-rho, b3, f4)),
     ]
+    of_f, of_a, of_b = parts.noise
+    noise = of_f[0] + of_f[2] + of_f[3] + rho * (of_a[0] + of_a[1] + of_b[0] + of_b[2])
     minus = lambda g: trees.scale(-1, g)
     dtype = rho.dtype
     return {
-        "stationarity": jnp.sqrt(sum(b.astype(dtype) ** 2 for b in blocks)),
-        "response_x2": _distance(problem.x2, p.x2, minus(f2)).astype(dtype),
-        "response_z1": rho * _distance(problem.y1, p.z1, b2).astype(dtype),
-        "response_z2": rho * _distance(problem.y2, p.z2, minus(a3)).astype(dtype),
+        "stationarity": jnp.sqrt(sum(b.astype(dtype) ** 2 for b in blocks)) + noise,
+        "response_x2": _distance(problem.x2, p.x2, minus(f2)).astype(dtype) + of_f[1],
+        "response_z1": rho * (_distance(problem.y1, p.z1, b2).astype(dtype) + of_b[1]),
+        "response_z2": rho * (_distance(problem.y2, p.z2, minus(a3)).astype(dtype) + of_a[2]),
     }
 
 
@@ -95,7 +99,9 @@ def gap_bounds(problem: BilevelProblem, point: Point, parts: Pieces) -> tuple[Ar
     tangent and the term allow together is the term's conjugate.
     """
     p = point
-    below = problem.lower_value(p.x1, p.y1, p.z2) - problem.lower_value(p.x1, p.z1, p.y2)
+    primal_here = problem.lower_value(p.x1, p.y1, p.z2)
+    dual_here = problem.lower_value(p.x1, p.z1, p.y2)
+    below = primal_here - dual_here
 
     def term(t: Term | None, x: Tree) -> Array:
         return jnp.zeros_like(below) if t is None else t.value(x)
@@ -104,7 +110,10 @@ def gap_bounds(problem: BilevelProblem, point: Point, parts: Pieces) -> tuple[Ar
     primal += linear_excess(problem.y2, p.z2, parts.above[2]).astype(below.dtype)
     dual = problem.smooth_lower(p.x1, p.z1, p.y2) - term(problem.y2, p.y2)
     dual -= linear_excess(problem.y1, p.z1, trees.scale(-1, parts.below[1])).astype(below.dtype)
-    return below, jnp.maximum(jnp.maximum(primal - dual, below), 0)
+    # Large values that nearly cancel leave the rounding of the large ones.
+    size = jnp.abs(primal_here) + jnp.abs(dual_here) + jnp.abs(primal) + jnp.abs(dual)
+    noise = ROUNDINGS * jnp.finfo(below.dtype).eps * size
+    return below, jnp.maximum(jnp.maximum(primal - dual, below), 0) + noise
 
 
 def _in_domain(problem: BilevelProblem, point: Point) -> Array:
@@ -116,7 +125,7 @@ def _in_domain(problem: BilevelProblem, point: Point) -> Array:
 
 @eqx.filter_jit
 def kkt(problem: BilevelProblem, point: Point) -> dict[str, Array]:
-    """The numbers of a `KKTCertificate`; costs one gradient of each of the three parts of P_ρ."""
+    """The numbers of a `KKTCertificate`; costs two gradients of P_ρ."""
     parts = pieces(problem, point)
     rho = jnp.asarray(point.rho, trees.dtype_of(point.x1))
     below, above = gap_bounds(problem, point, parts)

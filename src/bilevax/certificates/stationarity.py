@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.certificate import Certificate, line
+from bilevax.certificates.rounding import gradient_and_noise
 from bilevax.problems import MinimaxProblem, Point
 
 
@@ -17,7 +18,8 @@ from bilevax.problems import MinimaxProblem, Point
 class StationarityCertificate(Certificate):
     """`eq:pd_stationary_H` of the paper, at exactly the point it was asked about.
 
-    Both distances are exact: each term knows the shortest vector of g + ∂φ(x) in closed form.
+    Both distances come from closed forms, as each term knows the shortest vector of g + ∂φ(x), with
+    an allowance for rounding on top.
     """
 
     x: float = line("dist(0, ∂ₓH(x, y))")
@@ -32,13 +34,13 @@ class StationarityCertificate(Certificate):
 
 @eqx.filter_jit
 def stationarity(problem: MinimaxProblem, point: Point) -> dict[str, Array]:
-    """The numbers of a `StationarityCertificate`; costs one gradient."""
-    gx, gy = problem.gradient(point.x, point.y)
+    """The numbers of a `StationarityCertificate`; costs two gradients."""
+    (gx, gy), (noise_x, noise_y) = gradient_and_noise(problem.gradient, (point.x, point.y))
     # Outside a domain, or where h itself is not a number, there is nothing to be close to.
     objective = problem.value(point.x, point.y)
     in_domain = jnp.isfinite(objective) & jnp.isfinite(problem.x.value(point.x))
-    x = trees.norm(problem.x.residual(point.x, gx))
-    y = trees.norm(problem.y.residual(point.y, trees.scale(-1, gy)))
+    x = trees.norm(problem.x.residual(point.x, gx)) + noise_x
+    y = trees.norm(problem.y.residual(point.y, trees.scale(-1, gy))) + noise_y
     return {
         "x": jnp.where(in_domain & ~jnp.isnan(x), x, jnp.inf),
         "y": jnp.where(in_domain & ~jnp.isnan(y), y, jnp.inf),
