@@ -646,9 +646,8 @@ FAMILIES = {
     ),
     "trees": Family(
         x1=(3, Product(((1, Interval(-1.0, 1.0)), (2, Ball(1.0))))),
-        x2=(2, Product(((1, Interval(-1.0, 1.0)), (1, Interval(-0.5, 0.5))))),
         y1=(4, Product(((2, Simplex()), (2, Interval(-1.0, 1.0, l1=0.2))))),
-        y2=(3, Product(((2, Ball(1.0, ridge=0.2)), (1, Interval(0.0, 1.0))))),
+        y2=(2, Interval(0.0, 1.0)),
         bend="diagonal",
     ),
 }

@@ -309,7 +309,7 @@ TERMS = [
         "l1-shape",
         lambda: with_y(terms.L1(1.0, upper=np.ones(3)) + BOX),
         ValueError,
-        "start.y … upper of shape (3,)",
+        "start.y … of shape (3,)",
     ),
     row("l1-bounds", lambda: terms.L1(1.0, 2.0, 1.0), ValueError, "L1 … lower must be ≤ upper"),
     row("l1-weight-negative", lambda: terms.L1(-0.1), ValueError, "L1: weight must be … ≥ 0"),

@@ -236,7 +236,7 @@ def test_planted_points_are_certified(name):
 def test_rho_given_beside_the_point_wins():
     case = case_of("box saddle")
     p = case.reference.sample(np.random.default_rng(3))
-    certificate = bx.certify(case.problem, case.point(p | {"rho": 99.0}), rho=0.7)
+    certificate = bx.certify(case.problem, case.point(p | {"rho": 99.0}), rho=np.float64(0.7))
     assert certificate.rho == 0.7
     assert_lines(certificate, ind.residuals(case.reference, p | {"rho": 0.7}), TIGHT)
 
@@ -258,7 +258,7 @@ def near(case: Case, name: str, size: float, rng: np.random.Generator) -> np.nda
     return case.reference.term(name).project(block + size * rng.normal(size=block.size))
 
 
-@pytest.mark.parametrize("name", [n for n in ind.FAMILIES if n != "without x2"])
+@pytest.mark.parametrize("name", ["box saddle", "simplex game", "without y2", "trees"])
 def test_witnesses_are_found(name):
     """Best responses are unique at a generic point, so the reference knows which they must be."""
     rng = np.random.default_rng(seed_of(name) + 1)
@@ -282,7 +282,7 @@ def test_witnesses_are_found(name):
 
 def test_witnesses_that_are_given_are_kept():
     """Without ρ alone, (x2, z1, z2) stay as they are and the best ρ for them is found."""
-    case = case_of("balls and norms")
+    case = case_of("without y2")
     p = case.reference.sample(np.random.default_rng(5))
     point = dataclasses.replace(case.point(p), rho=None)
     certificate = bx.certify(case.problem, point)
@@ -359,38 +359,56 @@ def stiff_upper(x1, x2, y1, y2, data):
 
 
 def stiff_lower(x1, y1, y2, data):
-    return data["h"] * (0.5 * jnp.sum(y1**2) - jnp.sum(x1) * jnp.sum(data["c"] * y1))
+    coupling = jnp.sum(data["c"] * y1 + data["d"])
+    return data["h"] * (0.5 * jnp.sum(y1**2) - jnp.sum(x1) * coupling)
 
 
-def stiff_instances() -> Iterator[tuple[float, float, float, np.ndarray, np.ndarray]]:
-    """(h, a, x1, c, y1), where y1 is the lower level's answer c·x1 but for a few roundings."""
-    c = [1.5424731241171843, 1.7859715923656316, 0.001435266231902968]
-    y1 = [0.7712365620585921, 0.8929857961828158, 0.000717633115951486]
-    yield 100.0, 0.6048280781573736, 0.5, np.array(c), np.array(y1)
+Stiff = tuple[dict[str, Any], float, np.ndarray]
+
+
+def stiff(rng: np.random.Generator, h: float, c: np.ndarray, far: Any, offset: float) -> Stiff:
+    """Data, x1, and a y1 that is the lower level's answer c·x1 but for a few small shares."""
+    a, x1 = rng.uniform(-1, 1), rng.choice([0.5, 1.0])
+    data = {"h": h, "c": c, "a": a, "d": offset * np.array([1.0, -1.0, 0.0])}
+    return data, x1, c * x1 * (1 + far * rng.normal(size=3))
+
+
+def steep() -> Iterator[Stiff]:
+    """Large gradients, and one entry of y1 whose change is seen only through rounding."""
+    c = np.array([1.5424731241171843, 1.7859715923656316, 0.001435266231902968])
+    y1 = np.array([0.7712365620585921, 0.8929857961828158, 0.000717633115951486])
+    yield {"h": 100.0, "c": c, "a": 0.6048280781573736, "d": np.zeros(3)}, 0.5, y1
     rng = np.random.default_rng(0)
     for _ in range(60):
-        a, x1 = rng.uniform(-1, 1), rng.choice([0.5, 1.0])
         c = rng.uniform(1, 2, 3) * [1, 1, 1e-3]
-        yield 1e4, a, x1, c, c * x1 * [1, 1, 1 + rng.choice([-1, 1]) * 10 ** rng.uniform(-15, -14)]
+        yield stiff(rng, 1e4, c, np.array([0, 0, 1e-14]), 0.0)
 
 
-def test_rounding_is_not_magnified_into_a_certificate():
+def offset() -> Iterator[Stiff]:
+    """Gradients of size 1, with large constants inside that cancel."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        yield stiff(rng, 1.0, rng.uniform(1, 2, 3), 1e-9, 1e8)
+
+
+@pytest.mark.parametrize("instances", [steep, offset])
+def test_rounding_is_not_magnified_into_a_certificate(instances):
     """The search for ρ must not find the one with which rounding errors cancel a gradient.
 
-    f = ½(x1 − a)² and f~ = h(½‖y1‖² − x1·cᵀy1), at a point inside the boxes. Whatever the witness,
-    x1 − a = [x1 − a + ρh·cᵀ(z1 − y1)] − cᵀ[ρh(z1 − c·x1)] + cᵀ[ρh(y1 − c·x1)], where each bracket
-    is a line of the definition, so ε ≥ |x1 − a|/(1 + 2‖c‖).
+    f = ½(x1 − a)² and f~ = h(½‖y1‖² − x1·Σ(c·y1 + d)) with Σ d = 0, at a point inside the boxes.
+    Whatever the witness, x1 − a is
+    [x1 − a + ρh·cᵀ(z1 − y1)] − cᵀ[ρh(z1 − c·x1)] + cᵀ[ρh(y1 − c·x1)],
+    where each bracket is a line of the definition, so ε ≥ |x1 − a|/(1 + 2‖c‖).
     """
     box, false = terms.Box(-4.0, 4.0), []
-    for h, a, x1, c, y1 in stiff_instances():
-        data = {"h": h, "c": c, "a": a}
+    for data, x1, y1 in instances():
         problem = bx.BilevelProblem(stiff_upper, stiff_lower, x1=box, y1=box, data=data)
         certificate = bx.certify(problem, bx.Point(x1=jnp.full(1, x1), y1=jnp.asarray(y1)))
-        bound = abs(x1 - a) / (1 + 2 * float(np.linalg.norm(c)))
+        bound = abs(x1 - data["a"]) / (1 + 2 * float(np.linalg.norm(data["c"])))
         if certificate.epsilon < bound - TIGHT:
             false.append(
-                f"h = {h:g}: claimed {certificate.epsilon:.3g} with rho = {certificate.rho:.3g}, "
-                f"where no witness has less than {bound:.3g}"
+                f"claimed {certificate.epsilon:.3g} with rho = {certificate.rho:.3g}, where no "
+                f"witness has less than {bound:.3g}"
             )
     assert not false, "\n".join(false)
 
@@ -577,8 +595,7 @@ def test_nan_in_a_term_certifies_nothing(kind, block):
     assert refused(certify)
 
 
-@pytest.mark.parametrize("witness", ["z1", "z2"])
-def test_a_witness_of_another_shape_is_refused(witness):
+def test_a_witness_of_another_shape_is_refused():
     """It would be broadcast: a minimum over fewer variables, hence a gap too small.
 
     f~ = ½‖y1 − t‖² − ½‖y2 − t‖² with t = (1, 0, −1) has gap 2 at y1 = y2 = 0, the best constant.
@@ -593,9 +610,9 @@ def test_a_witness_of_another_shape_is_refused(witness):
     )
     point = bx.Point(x1=jnp.zeros(1), y1=zero, y2=zero, z1=t, z2=t, rho=1e-9)
     assert bx.certify(problem, point).gap == pytest.approx(2.0)
-    short = dataclasses.replace(point, **{witness: jnp.zeros(1)})
-    with pytest.raises(ValueError, match=witness):
-        bx.certify(problem, short)
+    for witness in ("z1", "z2"):
+        with pytest.raises(ValueError, match=witness):
+            bx.certify(problem, dataclasses.replace(point, **{witness: jnp.zeros(1)}))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -807,10 +824,9 @@ def test_certificates_need_no_solver():
 # ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["simplex game", "without y2"])
-def test_float32_agrees(name):
-    rng = np.random.default_rng(seed_of(name) + 4)
-    case = family_case(name, 0, np.float32)
+def test_float32_agrees():
+    rng = np.random.default_rng(4)
+    case = family_case("without x2", 0, np.float32)
     for trial in range(8):
         p = case.reference.sample(rng) if trial else dict(case.certified)
         p["rho"] = min(p["rho"], 3.0)
@@ -822,7 +838,7 @@ def test_float32_agrees(name):
 
 
 def test_float32_finds_witnesses():
-    case = family_case("without y2", 0, np.float32)
+    case = family_case("without x2", 0, np.float32)
     p = case.reference.sample(np.random.default_rng(31))
     certificate = case.certify(p, witnesses=False)
     assert certificate.gap == pytest.approx(ind.gap(case.reference, p), abs=1e-3)

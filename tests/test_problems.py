@@ -35,6 +35,7 @@ def test_smoothness_of_a_quadratic_is_found():
         terms.PerLeaf((terms.Free(), BOX)),
         (jnp.zeros(3), jnp.zeros(5)),
         None,
+        "upper",
     )
     true = np.linalg.norm(H, 2)
     assert 0.97 * true <= estimate <= 1.06 * true
