@@ -92,7 +92,10 @@ class Term:
 
 
 def cheapest(candidates: Iterator[Vector], H: Vector, g: Vector, term: Term) -> Vector:
-    """The best of some feasible points; exact when a minimiser is among them."""
+    """The best of some feasible points; when a minimiser is among them, exact in its value.
+
+    Faces that tie up to rounding leave the point itself uncertain by the root of that, 1e-8.
+    """
     return min(candidates, key=lambda u: 0.5 * u @ H @ u + g @ u + term.value(u))
 
 
@@ -350,6 +353,9 @@ class Product(Term):
 
     def project(self, v: Vector) -> Vector:
         return np.concatenate([t.project(a) for t, a in self.split(v)])
+
+    def violation(self, x: Vector) -> float:
+        return float(np.linalg.norm([t.violation(a) for t, a in self.split(x)]))
 
     def distance(self, x: Vector, g: Vector, scale: float = 1.0) -> float:
         return float(np.linalg.norm([t.distance(a, b, scale) for t, a, b in self.split(x, g)]))

@@ -46,8 +46,9 @@ def test_smoothness_looks_beyond_the_start():
     estimate = constants.estimate_smoothness(
         lambda a: jnp.sum(jnp.exp(a)),
         terms.PerLeaf((terms.Box(-4.0, 2.0),)),
-        (-4 * jnp.ones(1),),
+        (jnp.full(1, -4.0),),
         None,
+        "upper",
     )
     assert estimate > 0.5
 
