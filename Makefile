@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all format bench clean
+.PHONY: demo test format bench clean
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -24,10 +24,6 @@ test: .venv/dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/pytest -n 2 -m "not slow"
-
-# The long tests too.
-test-all: .venv/dev
 	$(BIN)/pytest -n 2
 
 format: .venv/dev

@@ -442,6 +442,9 @@ START = [
     row("start-integers", lambda: at(x=jnp.arange(2)), TypeError, "start.x … 0.0 instead of 0"),
     row("start-whole-number", lambda: at(x=1), TypeError, "start.x … floating"),
     row("start-booleans", lambda: at(y=TWO > 0), TypeError, "start.y … floating … bool"),
+    row("start-list", lambda: at(x=[0.0, 0.0]), TypeError, "start.x … list … jnp.asarray"),
+    row("start-half", lambda: at(x=TWO.astype(jnp.float16)), TypeError, "start.x … float32 or"),
+    row("data-key", lambda: minimax(data=jax.random.key(0)), TypeError, "data … PRNG … key_data"),
     row("start-complex", lambda: at(x=TWO + 0j), TypeError, "start.x … floating … complex"),
     row("start-string", lambda: at(x="zero"), TypeError, "start.x … array of floats"),
     row("start-dtype-name", lambda: at(x="float64"), TypeError, "start.x … array of floats"),
@@ -608,7 +611,7 @@ SOLVERS = [
     row("y-diameter", lambda: bx.ProximalPoint(y_diameter="1"), TypeError, "y_diameter … number"),
     row("step", lambda: bx.ExtraGradient(smoothness=True), TypeError, "smoothness … one number"),
     row("sigma", lambda: bx.OptFOM(strong_convexity=-1), ValueError, "strong_convexity … > 0"),
-    row("center", lambda: bx.PenaltyMethod(center="middle"), ValueError, "center … 'start'"),
+    row("center", lambda: bx.ProximalPoint(center="middle"), ValueError, "center … 'start'"),
     row("center-inner", lambda: bx.ProximalPoint(center=None), ValueError, "center … 'last'"),
     row(
         "optfom-without-sigma",
@@ -623,7 +626,7 @@ SOLVERS = [
         "strong_convexity … smoothness",
     ),
     row("inner", lambda: bx.ProximalPoint(inner="OptFOM"), TypeError, "inner … OptFOM()"),
-    row("inner-other", lambda: bx.ProximalPoint(inner=bx.ExtraGradient()), TypeError, "inner"),
+    row("inner-other", lambda: bx.ProximalPoint(inner=bx.ProximalPoint()), TypeError, "inner"),
     row("starter", lambda: bx.PenaltyMethod(starter=None), TypeError, "starter … ExtraGradient()"),
     row("outer", lambda: bx.PenaltyMethod(outer=bx.OptFOM()), TypeError, "outer … ProximalPoint"),
 ]

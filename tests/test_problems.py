@@ -53,6 +53,15 @@ def test_smoothness_looks_beyond_the_start():
     assert estimate > 0.5
 
 
+def test_smoothness_looks_inside_each_block_on_its_own_scale():
+    """A wide block beside a narrow one must not push all samples of the narrow one to its faces."""
+    curve = lambda x, y: jnp.sum(x) * 0 + jnp.sum(jax.nn.softplus(40 * (y - 0.5)))
+    term = terms.PerLeaf((terms.Box(-1000.0, 1000.0), terms.Box(0.0, 1.0)))
+    start = (jnp.zeros(20), jnp.full(20, 0.3))
+    estimate = constants.estimate_smoothness(curve, term, start, None, "upper")
+    assert estimate > 300  # 40²/4 = 400 at the middle
+
+
 def test_given_constants_are_taken_as_they_are():
     problem = bilevel(upper_smoothness=11.0, lower_smoothness=13.0)
     assert constants.upper_smoothness_of(problem, START) == 11.0
@@ -149,7 +158,7 @@ def test_the_librarys_constants_and_class_are_as_stated(name):
 def saddle(problem, x1, start):
     """The lower level's saddle point at x1, to a tight gap."""
     sub = lower_level(problem, x1)
-    solver = bx.ExtraGradient(smoothness=1.0, tolerance=1e-9)
+    solver = bx.ExtraGradient(smoothness=1.0, tolerance=1e-9, stop="gap")
     begin = bx.Point(x=start.y1, y=start.y2)
     solver = solver.prepare(sub, begin, 1e-9)
     return settle(solver, sub, begin)

@@ -1,6 +1,7 @@
 """The driver: statuses, budgets, resuming, interrupts, compilations, and what it records."""
 
 import _thread
+import dataclasses
 import functools
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -84,8 +86,23 @@ def test_a_method_that_stops_uncertified_says_so():
     assert not solution.certified
 
 
-def test_a_run_that_goes_nowhere_is_called_stalled():
-    """A flat penalty: with ρ far too small the gap stays, whatever the method does."""
+def stalled(epsilons):
+    """What the driver says of a run whose looks, at growing counts, saw these ε."""
+    counts = [64 * 1.05**k for k in range(len(epsilons))]
+    run = types.SimpleNamespace(history={"gradients": counts, "epsilon": epsilons})
+    return sys.modules["bilevax.solve"]._Run._stalled(run)
+
+
+def test_only_a_run_that_moves_and_does_not_improve_is_stalled():
+    rng = np.random.default_rng(0)
+    assert stalled(list(1 + rng.uniform(size=200)))  # wanders
+    assert not stalled(list(1 + rng.uniform(size=40)))  # too early to say
+    assert not stalled([1.0] * 200)  # a long subproblem: the point has not moved yet
+    assert not stalled([1.1**-k for k in range(200)])  # falls
+
+
+def test_a_penalty_too_small_ends_with_the_advice_to_raise_it():
+    """With ρ far too small the method's own test holds, and the gap stays."""
     problem = bx.BilevelProblem(
         lambda x1, x2, y1, y2: jnp.sum((y1 - 1) ** 2),
         lambda x1, y1, y2: jnp.sum(y1**2),
@@ -93,11 +110,11 @@ def test_a_run_that_goes_nowhere_is_called_stalled():
         y1=terms.Box(-1.0, 1.0),
     )
     start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(1))
-    solver = bx.PenaltyMethod(epsilon=1e-6, rho=0.1, inner_tolerance=1e-7)
     solution = bx.solve(
-        problem, start, tolerance=1e-3, solver=solver, max_gradients=30_000_000, max_seconds=100
+        problem, start, tolerance=1e-3, solver=bx.PenaltyMethod(rho=0.1), max_seconds=100
     )
     assert solution.status == "stalled"
+    assert "rho" in str(solution.status)
     assert not solution.certified
 
 
@@ -344,3 +361,96 @@ def test_the_environment_is_not_touched(tmp_path, monkeypatch):
     instance = get("boundary")
     bx.solve(instance.problem, instance.start, tolerance=0.1)
     assert os.listdir(tmp_path) == []
+
+
+def test_looks_do_not_depend_on_the_clock(monkeypatch):
+    """Short pieces or long ones: the same checks at the same counts, and the same answer."""
+    from bilevax import solve as driver
+
+    instance = get("least_squares")
+    runs = []
+    for seconds in (1e-9, 10.0):
+        monkeypatch.setattr(sys.modules["bilevax.solve"], "PIECE_SECONDS", seconds)
+        runs.append(driver(instance.problem, instance.start, tolerance=0.1))
+    assert list(runs[0].history["gradients"]) == list(runs[1].history["gradients"])
+    assert same(runs[0].point, runs[1].point)
+
+
+def test_other_functions_or_options_are_another_run():
+    instance = get("boundary")
+    problem, start = instance.problem, instance.start
+    state = bx.solve(problem, start, max_gradients=100).state
+    upper = lambda x1, x2, y1, y2: 7.0 * problem.upper(x1, x2, y1, y2)
+    with pytest.raises(ValueError, match="another run"):
+        bx.solve(dataclasses.replace(problem, upper=upper), start, resume=state)
+    last = bx.PenaltyMethod(outer=bx.ProximalPoint(center="last"))
+    with pytest.raises(ValueError, match="another run"):
+        bx.solve(problem, start, solver=last, resume=state)
+
+
+def test_one_call_can_begin_and_go_on(tmp_path):
+    instance = get("boundary")
+    path = tmp_path / "run.state"
+    run = lambda most: bx.solve(
+        instance.problem,
+        instance.start,
+        tolerance=0.1,
+        resume=path,
+        checkpoint=path,
+        max_gradients=most,
+    )
+    assert run(500).status == "budget spent"
+    again = run(500)
+    assert again.gradients <= 500
+    assert list(again.history["gradients"]) == sorted(set(again.history["gradients"]))
+    assert run(None).status == "certified"
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_cost_the_run(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(sys.modules["bilevax.solve"], "save", full)
+    instance = get("boundary")
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        solution = bx.solve(
+            instance.problem, instance.start, tolerance=0.1, checkpoint=tmp_path / "x"
+        )
+    assert solution.status == "certified"
+
+
+def test_a_solve_error_survives_pickling():
+    instance = get("boundary")
+    with pytest.raises(bx.SolveError) as caught:
+        bx.solve(instance.problem, instance.start, max_gradients=10, throw=True)
+    error = caught.value
+    assert error.__reduce__() == (bx.SolveError, (error.solution,))
+
+
+def test_a_callback_that_returns_a_number_goes_on():
+    instance = get("boundary")
+    seen = []
+
+    def look(solution):
+        seen.append(solution.status.code)
+        return np.asarray(solution.certificate.epsilon)
+
+    solution = bx.solve(instance.problem, instance.start, tolerance=0.1, callback=look)
+    assert solution.status == "certified"
+    assert set(seen) == {"running"}
+    assert len(seen) == len(solution.history) - 1
+
+
+def test_seconds_are_kept_when_gradients_are_slow():
+    def objective(x, y, data):
+        for _ in range(20):  # a gradient of a few milliseconds
+            x = jnp.tanh(data @ x)
+        return jnp.sum(x * y)
+
+    data = np.random.default_rng(0).normal(size=(600, 600)) / 5
+    box = terms.Box(-1.0, 1.0)
+    problem = bx.MinimaxProblem(objective, box, box, data=data, smoothness=10.0)
+    start = bx.Point(x=jnp.ones(600), y=jnp.ones(600))
+    solution = bx.solve(problem, start, tolerance=1e-6, max_seconds=0.5)
+    assert solution.status == "budget spent"
+    assert solution.seconds < 5

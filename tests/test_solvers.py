@@ -167,14 +167,14 @@ def test_extragradient_finds_the_value_of_a_matrix_game():
     start = bx.Point(x=jnp.full(5, 0.2), y=jnp.full(7, 1 / 7))
     # A smoothness far too small: the step must find itself by backtracking.
     for smoothness in (None, 1e-3):
-        solver = bx.ExtraGradient(smoothness=smoothness, tolerance=1e-3)
+        solver = bx.ExtraGradient(smoothness=smoothness, tolerance=1e-3, stop="gap")
         solver = solver.prepare(problem, start, 1e-3)
         state = eqx.filter_jit(solver.advance)(problem, solver.init(problem, start), FAR)
         assert bool(solver.done(problem, state))
         point = solver.output(problem, state)
         gap = float(jnp.max(M.T @ point.x) - jnp.min(M @ point.y))  # exact for a matrix game
         assert gap <= 1e-3
-        np.testing.assert_allclose(float(state.gap), gap, atol=1e-9)
+        np.testing.assert_allclose(float(state.measured), gap, atol=1e-9)
         assert abs(float(point.x @ M @ point.y) - lp.fun) <= 1e-3
 
 
@@ -264,18 +264,74 @@ def test_the_method_also_stops_by_its_own_test_and_is_then_stationary():
         assert getattr(certificate, line) <= epsilon
 
 
-def test_float32_reaches_what_float32_can():
-    instance = get("many_saddles")
+@pytest.mark.parametrize("name", ["double_well", "matrix_game"])
+def test_float32_reaches_what_float32_can(name):
+    """These functions hold no arrays, so a float32 start makes all of it float32."""
+    instance = get(name)
     start = jax.tree.map(lambda a: a.astype(jnp.float32), instance.start)
-
-    def cast(function):
-        return lambda *blocks: function(
-            *jax.tree.map(lambda b: b.astype(jnp.float64), blocks)
-        ).astype(jnp.float32)
-
-    problem = dataclasses.replace(
-        instance.problem, upper=cast(instance.problem.upper), lower=cast(instance.problem.lower)
-    )
-    solution = bx.solve(problem, start, tolerance=0.1, max_gradients=2_000_000)
+    solution = bx.solve(instance.problem, start, tolerance=0.1, max_gradients=2_000_000)
     assert solution.status == "certified", solution.status
     assert solution.point.x1.dtype == jnp.float32
+    miss = jnp.abs(solution.point.x1[0] - instance.point.x1[0].astype(jnp.float32))
+    assert float(miss) <= instance.modulus * 0.1
+
+
+def test_another_inner_solver_solves_the_same_problem():
+    instance = get("many_saddles")
+    solver = bx.PenaltyMethod(outer=bx.ProximalPoint(inner=bx.ExtraGradient()))
+    solution = bx.solve(instance.problem, instance.start, tolerance=0.1, solver=solver)
+    assert solution.status == "certified", solution.status
+    miss = trees.norm(trees.subtract(solution.point.y1, instance.point.y1))
+    assert float(miss) <= instance.modulus * 0.1
+
+
+def test_extragradient_solves_to_the_certificate():
+    rng = np.random.default_rng(0)
+    A, b = rng.normal(size=(5, 5)), rng.normal(size=5)
+    box = terms.Box(-1.0, 1.0)
+    problem = bx.MinimaxProblem(lambda x, y: y @ (A @ x - b), box, box)
+    start = bx.Point(x=jnp.zeros(5), y=jnp.zeros(5))
+    solution = bx.solve(problem, start, tolerance=1e-4, solver=bx.ExtraGradient())
+    assert solution.status == "certified", solution.status
+    # max over |y| ≤ 1 of yᵀ(Ax − b) is ‖Ax − b‖₁, whose least value a linear program knows.
+    from scipy.optimize import linprog
+
+    eye = np.eye(5)
+    lp = linprog(
+        np.r_[np.zeros(5), np.ones(5)],
+        A_ub=np.block([[A, -eye], [-A, -eye]]),
+        b_ub=np.r_[b, -b],
+        bounds=[(-1, 1)] * 5 + [(0, None)] * 5,
+    )
+    found = float(jnp.sum(jnp.abs(A @ solution.point.x - b)))
+    assert found == pytest.approx(lp.fun, abs=1e-3)
+
+
+def test_constants_given_to_a_part_stay():
+    instance = get("unique_saddle")
+    outer = bx.ProximalPoint(
+        center="last", inner_tolerance=1e-7, tolerance=1e-5, smoothness=6.0, y_diameter=9.0
+    )
+    solver = bx.PenaltyMethod(outer=outer, starter=bx.ExtraGradient(tolerance=1e-9))
+    prepared = solver.prepare(instance.problem, instance.start, 0.1)
+    kept = prepared.outer
+    assert (float(kept.tolerance), float(kept.inner_tolerance)) == (1e-5, 1e-7)
+    assert (float(kept.smoothness), float(kept.x_weight)) == (6.0, 12.0)
+    assert float(kept.y_weight) == pytest.approx(1e-5 / 18)
+    assert kept.center == "last"
+    assert float(prepared.starter.tolerance) == 1e-9
+
+
+def test_a_domain_of_one_point_is_no_obstacle():
+    """With y1 in a simplex of one entry the lower level has nothing to choose: f = (x1 − y1)²."""
+    problem = bx.BilevelProblem(
+        lambda x1, x2, y1, y2: jnp.sum((x1 - y1) ** 2),
+        lambda x1, y1, y2: jnp.sum(x1 * y1),
+        x1=terms.Box(-2.0, 2.0),
+        y1=terms.Simplex(),
+    )
+    start = bx.Point(x1=jnp.zeros(1), y1=jnp.ones(1))
+    solution = bx.solve(problem, start, tolerance=0.1, max_gradients=3_000_000)
+    assert solution.status == "certified", solution.status
+    assert float(solution.point.x1[0]) == pytest.approx(1.0, abs=0.1)
+    assert solution.gradients < bx.theory.predict(problem, start, 0.1).bounds.N

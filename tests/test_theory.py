@@ -114,3 +114,14 @@ def test_prediction_bounds_the_quantities_that_it_stands_for():
     minimax = bx.MinimaxProblem(lambda x, y: jnp.sum(x * y), box, box)
     of_minimax = bx.theory.predict(minimax, bx.Point(x=jnp.zeros(2), y=jnp.zeros(2)), 0.1)
     assert of_minimax.constants["smoothness"] == pytest.approx(1.0, rel=0.06)
+
+
+def test_prediction_follows_the_solver():
+    instance = library.many_saddles()
+    usual = bx.theory.predict(instance.problem, instance.start, 0.1)
+    tuned = bx.theory.predict(
+        instance.problem, instance.start, 0.1, solver=bx.PenaltyMethod(rho=1.0, smoothness=2.0)
+    )
+    assert (usual.constants["rho"], tuned.constants["rho"]) == (10.0, 1.0)
+    assert tuned.constants["smoothness"] == 2.0
+    assert tuned.bounds.N < usual.bounds.N

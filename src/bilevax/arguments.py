@@ -49,7 +49,8 @@ def non_negative(value: Any, name: str) -> None:
 
 def whole(value: Any, name: str, least: int) -> None:
     """Refuse what is not a whole number ≥ `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    is_whole = isinstance(value, int | np.integer) or (isinstance(value, float) and value % 1 == 0)
+    if isinstance(value, bool) or not is_whole:
         raise TypeError(f"{name} must be a whole number, not {value!r}")
     if value < least:
         raise ValueError(f"{name} must be a whole number ≥ {least}, not {value}")

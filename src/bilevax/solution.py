@@ -24,7 +24,7 @@ class Status:
     code: str
     sentence: str
 
-    CODES = ("certified", "budget spent", "not finite", "stalled", "interrupted")
+    CODES = ("certified", "budget spent", "not finite", "stalled", "interrupted", "running")
 
     def __post_init__(self):
         if self.code not in self.CODES:
@@ -129,3 +129,6 @@ class SolveError(RuntimeError):
     def __init__(self, solution: Solution):
         super().__init__(str(solution.status))
         self.solution = solution
+
+    def __reduce__(self):
+        return SolveError, (self.solution,)

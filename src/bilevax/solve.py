@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.arguments import non_negative, whole
+from bilevax.arguments import non_negative, warn, whole
 from bilevax.certificates import Certificate, judge
 from bilevax.checkpoint import RunState, check_same_run, check_writable, fingerprint, load, save
 from bilevax.diagnose import where_not_finite
@@ -31,10 +31,14 @@ from bilevax.solvers import PenaltyMethod, ProximalPoint, Solver
 CHECK_FIRST, CHECK_GROWTH = 64, 1.05
 # Between looks the program returns to the host this often, to show progress and to hear Ctrl-C.
 PIECE_SECONDS = 0.2
-# Stalled: over this factor in gradients, and this many looks, ε fell by less than that share.
-STALL_SPAN, STALL_LOOKS, STALL_SHARE = 8.0, 60, 1e-3
+# Stalled: over this factor in gradients, in which the point moved this often, ε fell by less than
+# that share. (A point that has not moved is being worked on: a subproblem can be long.)
+STALL_SPAN, STALL_MOVES, STALL_SHARE = 8.0, 30, 1e-3
 # Gradients that one look costs: one for the residuals, one for what rounding may add to them.
 GRADIENTS_PER_CHECK = 2
+
+
+RUNNING = Status("running", "Still running.")
 
 
 @eqx.filter_jit
@@ -81,12 +85,14 @@ def solve(
             the domain is projected into it, with a warning.
         tolerance: ε of the certificate to reach, absolute.
         solver: `PenaltyMethod()` (bilevel) or `ProximalPoint()` (minimax) unless named.
-        max_gradients: stop before the solver evaluates more gradients than this.
-        max_seconds: stop soon after this much time, compilation not counted.
+        max_gradients: stop before the solver has evaluated more gradients than this, counted from
+            the start of the run, those before a resumption included.
+        max_seconds: stop soon after this much time in this call, compilation not counted.
         callback: called with a `Solution` at every check; stops the run by returning True.
         progress: show a progress bar; by default on a terminal, and not in CI.
         resume: the `state` of an earlier solution of the same problem, or a file it was saved to.
-            The run goes on with the same iterates as one that was never stopped.
+            The run goes on with the same iterates as one that was never stopped. A file that is
+            also the `checkpoint` need not exist yet, so that one call can begin and go on.
         checkpoint: a file to which the state is written at every check, atomically.
         throw: raise `SolveError` unless the answer is certified.
 
@@ -101,7 +107,8 @@ def solve(
         raise TypeError(f"solver must be one of bilevax's, such as PenaltyMethod(), not {solver!r}")
     solver = (solver or default_solver(problem)).prepare(problem, start, tolerance)
     run = _Run(problem, solver, start, float(tolerance))
-    if resume is not None:
+    fresh = resume is not None and resume == checkpoint and not Path(str(resume)).exists()
+    if resume is not None and not fresh:
         run.resume(resume)
     bar = _Progress(progress, max_gradients)
     try:
@@ -110,7 +117,7 @@ def solve(
         bar.close()
     solution = run.solution(status)
     if checkpoint is not None:
-        save(checkpoint, solution.state)
+        _save_or_warn(checkpoint, solution.state)
     if throw and not solution.certified:
         raise SolveError(solution)
     return solution
@@ -132,7 +139,8 @@ class _Run:
         self.history: dict[str, list[float]] = {}
         self.fingerprint = fingerprint(problem, solver, start)
         self.next_check, self.check_gradients, self.seconds_before = CHECK_FIRST, 0, 0.0
-        self.piece = 256
+        self.piece = 8
+        self.looked_at = 0
         self._record(self.certificate)
 
     @property
@@ -162,6 +170,7 @@ class _Run:
         self.state, self.best = saved.solver_state, saved.best
         self.next_check, self.check_gradients = saved.next_check, saved.check_gradients
         self.seconds_before = saved.seconds
+        self.looked_at = int(saved.history["gradients"][-1])
         self.history = {name: list(column) for name, column in saved.history.items()}
         self.certificate = judge(self.problem, self.best)
 
@@ -176,7 +185,7 @@ class _Run:
         """Run to the end, whichever comes first."""
         # A 32-bit counter of gradients, which is what JAX has without x64, ends somewhere.
         countable = int(jnp.iinfo(self.state.gradients.dtype).max) // 2
-        most = countable if max_gradients is None else min(max_gradients, countable)
+        most = countable if max_gradients is None else min(int(max_gradients), countable)
         seconds_before = self.seconds
         try:
             while True:
@@ -187,11 +196,12 @@ class _Run:
                     return self._not_finite(most)
                 self._look()
                 bar.show(self.gradients, self.certificate.epsilon)
+                if checkpoint is not None:
+                    _save_or_warn(checkpoint, self.snapshot())
+                stop = callback is not None and _asks_to_stop(callback(self.solution(RUNNING)))
                 if self.certificate.certified(self.tolerance):
                     return self._certified()
-                if checkpoint is not None:
-                    save(checkpoint, self.snapshot())
-                if callback is not None and _asks_to_stop(callback(self.solution(self._running()))):
+                if stop:
                     return Status("interrupted", f"Stopped by the callback. {self._so_far()}")
                 if done:
                     return self._stopped_itself()
@@ -240,6 +250,9 @@ class _Run:
 
     def _look(self) -> None:
         """Judge the current point, keep it if it is the best, and record what was seen."""
+        if self.looked_at == self.gradients:
+            return
+        self.looked_at = self.gradients
         point = _output(self.solver, self.problem, self.state)
         certificate = judge(self.problem, point)
         self.check_gradients += GRADIENTS_PER_CHECK
@@ -256,7 +269,7 @@ class _Run:
         counts, seen = self.history["gradients"], self.history["epsilon"]
         early = [e for g, e in zip(counts, seen) if g * STALL_SPAN <= counts[-1]]
         late = seen[len(early) :]
-        if len(late) < STALL_LOOKS or not early:
+        if len(set(late)) < STALL_MOVES or not early:
             return False
         return min(late) > (1 - STALL_SHARE) * min(early)
 
@@ -270,8 +283,14 @@ class _Run:
         lines = self.certificate.lines()
         worst = max(lines, key=lambda name: lines[name])
         if worst == "gap":
-            return "What keeps it is the lower-level gap: a larger rho would press it down."
-        return f"What keeps it is {worst}: check the constants, or try problem.check(start)."
+            return f"What keeps it is the lower-level gap; {self._tighter()}, or a larger rho."
+        return f"What keeps it is {worst}; {self._tighter()}, or look at problem.check(start)."
+
+    def _tighter(self) -> str:
+        """The call to try next: the theorem promises a multiple of ε, not ε itself."""
+        if isinstance(self.solver, PenaltyMethod):
+            return f"try solver=bilevax.PenaltyMethod(epsilon={float(self.solver.epsilon) / 4:g})"
+        return "try a smaller tolerance for the solver"
 
     def _certified(self) -> Status:
         return Status(
@@ -280,14 +299,11 @@ class _Run:
             f"{self.gradients:,} gradients.",
         )
 
-    def _running(self) -> Status:
-        return Status("interrupted", f"Still running. {self._so_far()}")
-
     def _spent(self, what: str) -> Status:
         return Status(
             "budget spent",
-            f"The budget {what} is spent. {self._so_far()} Give more, or resume from "
-            "solution.state.",
+            f"The budget {what} is spent. {self._so_far()} Give a larger one, which resume="
+            "solution.state can go on with.",
         )
 
     def _stopped_itself(self) -> Status:
@@ -324,7 +340,15 @@ class _Run:
 
 def _asks_to_stop(answer: Any) -> bool:
     """Whether a callback returned True, of whatever library; None and other answers go on."""
-    return isinstance(answer, bool | np.bool_ | np.ndarray | jax.Array) and bool(np.all(answer))
+    return np.ndim(answer) == 0 and np.asarray(answer).dtype == bool and bool(answer)
+
+
+def _save_or_warn(path: str | Path, state: RunState) -> None:
+    """A checkpoint that cannot be written, on a full disk say, must not cost the run."""
+    try:
+        save(path, state)
+    except OSError as error:
+        warn(f"the checkpoint {path} could not be written: {error}", RuntimeWarning)
 
 
 class _Progress:

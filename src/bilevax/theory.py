@@ -13,6 +13,7 @@ from bilevax.arguments import positive
 
 if TYPE_CHECKING:
     from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+    from bilevax.solvers import PenaltyMethod, ProximalPoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,90 +123,89 @@ class Prediction:
 
 
 def predict(
-    problem: BilevelProblem | MinimaxProblem, start: Point, tolerance: float = 1e-2
+    problem: BilevelProblem | MinimaxProblem,
+    start: Point,
+    tolerance: float = 1e-2,
+    solver: PenaltyMethod | ProximalPoint | None = None,
 ) -> Prediction:
-    """The bounds of the theorems for `PenaltyMethod` (bilevel) or `ProximalPoint` (minimax).
+    """The theorem's bounds for `PenaltyMethod` (bilevel) or `ProximalPoint` (minimax) on a problem.
 
-    Smoothness constants are the problem's, or estimates; diameters come from the terms, which must
-    be bounded. What the theorems ask of the function's range is bounded through smoothness and
-    diameter, so these are upper bounds on the paper's K and N.
+    With the constants that the solver would take: those it was given, the problem's, or estimates.
+    Domains must be bounded. What the theorem asks of the function's range is bounded through
+    smoothness and diameter, so these are upper bounds on the paper's K and N. The search for a
+    start with a small gap is not counted in them.
     """
     from bilevax.problems.bilevel import BilevelProblem
-    from bilevax.problems.validate import require_precision, validate
+    from bilevax.problems.validate import require_bounded, require_precision, validate
+    from bilevax.solvers import PenaltyMethod, ProximalPoint
 
     start = validate(problem, start)
     require_precision(tolerance, trees.dtype_of(start))
-    if isinstance(problem, BilevelProblem):
-        return _predict_bilevel(problem, start, float(tolerance))
-    return _predict_minimax(problem, start, float(tolerance))
+    bilevel = isinstance(problem, BilevelProblem)
+    for name in ("x1", "x2", "y1", "y2") if bilevel else ("x", "y"):
+        require_bounded(getattr(problem, name), getattr(start, name), name, "The theorem")
+    method: Any = solver or (PenaltyMethod() if bilevel else ProximalPoint())
+    prepared = method.prepare(problem, start, float(tolerance))
+    if bilevel:
+        return _predict_bilevel(problem, start, prepared)
+    return _predict_minimax(problem, start, prepared)
 
 
-def _predict_minimax(problem: MinimaxProblem, start: Point, epsilon: float) -> Prediction:
-    from bilevax.problems.constants import smoothness_of
-    from bilevax.problems.validate import require_bounded
+def _bounds(
+    outer: Any, x_diameter: float, y_diameter: float, descent: float, below: float
+) -> Bounds:
+    return minimax_bounds(
+        epsilon=float(outer.tolerance),
+        inner_tolerance=float(outer.inner_tolerance),
+        smoothness=float(outer.smoothness),
+        x_diameter=x_diameter,
+        y_diameter=max(y_diameter, 1e-8),  # a domain of one point
+        descent=descent,
+        range_below=below,
+    )
 
-    require_bounded(problem.x, start.x, "x", "The theorem")
-    require_bounded(problem.y, start.y, "y", "The theorem")
-    L = smoothness_of(problem, start)
+
+def _predict_minimax(problem: MinimaxProblem, start: Point, prepared: Any) -> Prediction:
+    L = float(prepared.smoothness)
     Dp, Dq = float(problem.x.diameter(start.x)), float(problem.y.diameter(start.y))
     low, high = _range(problem.smooth, (start.x, start.y), L, math.hypot(Dp, Dq))
     high += float(problem.x.supremum(start.x))
     low -= float(problem.y.supremum(start.y))
-    bounds = minimax_bounds(
-        epsilon=epsilon,
-        inner_tolerance=epsilon / 2,
-        smoothness=L,
-        x_diameter=Dp,
-        y_diameter=Dq,
-        descent=high - low,
-        range_below=high - low,
-    )
-    return Prediction({"smoothness": L, "x_diameter": Dp, "y_diameter": Dq}, bounds)
+    constants = {"smoothness": L, "x_diameter": Dp, "y_diameter": Dq}
+    return Prediction(constants, _bounds(prepared, Dp, Dq, high - low, high - low))
 
 
-def _predict_bilevel(problem: BilevelProblem, start: Point, epsilon: float) -> Prediction:
+def _predict_bilevel(problem: BilevelProblem, start: Point, prepared: Any) -> Prediction:
     from bilevax.problems.constants import lower_smoothness_of, upper_smoothness_of
     from bilevax.problems.reformulate import penalty, penalty_blocks
-    from bilevax.problems.validate import require_bounded
 
-    for name in ("x1", "x2", "y1", "y2"):
-        require_bounded(getattr(problem, name), getattr(start, name), name, "The theorem")
-    Lf, Lg = upper_smoothness_of(problem, start), lower_smoothness_of(problem, start)
+    rho, gap = float(prepared.rho), float(prepared.start_gap)
     x, y = penalty_blocks(start)
-    penalised = penalty(problem, 1 / epsilon)
+    penalised = penalty(problem, rho)
     D1, D2 = float(penalised.x.diameter(x)), float(penalised.y.diameter(y))
-    c = penalty_constants(epsilon=epsilon, upper_smoothness=Lf, lower_smoothness=Lg, diameter=D2)
-    # max f(x⁰, ·) − f_low: with the start's gap ≤ ε and ρ = 1/ε the penalty adds at most 1.
     everything = math.hypot(D1, D2)
-    upper = (start.x1, start.x2, start.y1, start.y2)
+    # max f(x⁰, ·) − f_low; on top comes ρ times the start's gap, which is 1 in the paper.
+    Lf, upper = upper_smoothness_of(problem, start), (start.x1, start.x2, start.y1, start.y2)
     f_low, f_high = _range(problem.smooth_upper, upper, Lf, everything)
     f_high += float(problem.x1.supremum(start.x1))
     f_low -= 0.0 if problem.x2 is None else float(problem.x2.supremum(start.x2))
     f_low = f_low if problem.f_low is None else float(problem.f_low)
     # H_low is over z1 and z2 too, where the penalty can be far below f_low (the paper's C has f_low
     # there; it stands inside a logarithm).
-    H_low, _ = _range(penalised.smooth, (x, y), c.smoothness, everything)
+    H_low, _ = _range(penalised.smooth, (x, y), float(prepared.smoothness), everything)
     H_low -= float(penalised.y.supremum(y))
-    bounds = minimax_bounds(
-        epsilon=epsilon,
-        inner_tolerance=c.inner_tolerance,
-        smoothness=c.smoothness,
-        x_diameter=D1,
-        y_diameter=D2,
-        descent=f_high + 1 - f_low,
-        range_below=f_high + 1 - H_low,
-    )
+    top = f_high + rho * gap
     constants = {
         "upper_smoothness": Lf,
-        "lower_smoothness": Lg,
-        "rho": c.rho,
-        "smoothness": c.smoothness,
-        "inner_tolerance": c.inner_tolerance,
+        "lower_smoothness": lower_smoothness_of(problem, start),
+        "rho": rho,
+        "smoothness": float(prepared.smoothness),
+        "inner_tolerance": float(prepared.inner_tolerance),
         "D1": D1,
         "D2": D2,
         "f_low": f_low,
     }
-    return Prediction(constants, bounds)
+    return Prediction(constants, _bounds(prepared.outer, D1, D2, top - f_low, top - H_low))
 
 
 def _range(function: Any, point: tuple, smoothness: float, diameter: float) -> tuple[float, float]:

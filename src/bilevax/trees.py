@@ -63,11 +63,6 @@ def scale(factor: ArrayLike, a: Tree) -> Tree:
     return jax.tree.map(lambda u: jnp.asarray(factor, u.dtype) * u, a)
 
 
-def select(condition: Array, a: Tree, b: Tree) -> Tree:
-    """a where the scalar condition holds, else b"""
-    return jax.tree.map(lambda u, v: jnp.where(condition, u, v), a, b)
-
-
 def all_finite(tree: Tree) -> Array:
     """Whether every floating entry of a tree is finite."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]

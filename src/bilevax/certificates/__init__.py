@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bilevax import trees
 from bilevax.arguments import positive
 from bilevax.certificates.certificate import Certificate
 from bilevax.certificates.kkt import KKTCertificate, kkt
@@ -44,7 +45,8 @@ def certify(
     positive(rho, "point.rho")
     if point.z1 is None or (point.z2 is None and problem.y2 is not None):
         point = respond(problem, point)
-    rho = best_rho(problem, point) if rho is None else jnp.asarray(rho)
+    dtype = trees.dtype_of(point.x1)
+    rho = best_rho(problem, point) if rho is None else jnp.asarray(rho, dtype)
     return judge(problem, dataclasses.replace(point, rho=rho))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 
 
 @dataclasses.dataclass(frozen=True)
-class Certificate:
+class Certificate(abc.ABC):
     """Residuals whose maximum is `epsilon`: the point satisfies its definition to that ε.
 
     A line that could not be bounded, or is not a number, is infinite.
@@ -15,9 +16,9 @@ class Certificate:
 
     objective: float = dataclasses.field(metadata={"says": "the objective there"})
 
+    @abc.abstractmethod
     def lines(self) -> dict[str, float]:
         """The residuals of the definition, by name."""
-        raise TypeError("a certificate of a definite kind has lines")
 
     def notes(self) -> dict[str, float]:
         """What else is worth knowing, by name; not part of ε."""

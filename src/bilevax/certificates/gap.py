@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
@@ -24,4 +25,7 @@ def saddle_gap(problem: MinimaxProblem, x: Tree, y: Tree, gx: Tree, gy: Tree) ->
     """An upper bound on max_y H(x, ·) − min_x H(·, y), from the gradients at (x, y) alone."""
     rise = linear_excess(problem.y, y, gy)
     fall = linear_excess(problem.x, x, trees.scale(-1, gx))
-    return rise + fall + problem.x.value(x) + problem.y.value(y)
+    # An absent block has no dtype of its own.
+    dtype = trees.dtype_of((x, y))
+    parts = (rise, fall, problem.x.value(x), problem.y.value(y))
+    return jnp.sum(jnp.stack([part.astype(dtype) for part in parts]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -54,9 +55,14 @@ class Pieces(eqx.Module):
 def pieces(problem: BilevelProblem, point: Point) -> Pieces:
     """Two gradients of the upper function and four of the lower one, half of them for the noise."""
     p = point
-    upper, upper_noise = gradient_and_noise(problem.upper_gradient, (p.x1, p.x2, p.y1, p.y2))
-    above, above_noise = gradient_and_noise(problem.lower_gradient, (p.x1, p.y1, p.z2))
-    below, below_noise = gradient_and_noise(problem.lower_gradient, (p.x1, p.z1, p.y2))
+    upper_terms = (problem.x1, problem.x2, problem.y1, problem.y2)
+    lower_terms = (problem.x1, problem.y1, problem.y2)
+    of_upper, of_lower = lambda q: q.upper_gradient, lambda q: q.lower_gradient
+    upper, upper_noise = gradient_and_noise(
+        of_upper, problem, upper_terms, (p.x1, p.x2, p.y1, p.y2)
+    )
+    above, above_noise = gradient_and_noise(of_lower, problem, lower_terms, (p.x1, p.y1, p.z2))
+    below, below_noise = gradient_and_noise(of_lower, problem, lower_terms, (p.x1, p.z1, p.y2))
     return Pieces(upper, above, below, (upper_noise, above_noise, below_noise))
 
 
@@ -106,14 +112,32 @@ def gap_bounds(problem: BilevelProblem, point: Point, parts: Pieces) -> tuple[Ar
     def term(t: Term | None, x: Tree) -> Array:
         return jnp.zeros_like(below) if t is None else t.value(x)
 
-    primal = problem.smooth_lower(p.x1, p.y1, p.z2) + term(problem.y1, p.y1)
-    primal += linear_excess(problem.y2, p.z2, parts.above[2]).astype(below.dtype)
-    dual = problem.smooth_lower(p.x1, p.z1, p.y2) - term(problem.y2, p.y2)
-    dual -= linear_excess(problem.y1, p.z1, trees.scale(-1, parts.below[1])).astype(below.dtype)
+    _, of_above, of_below = parts.noise
+    rise, rise_noise = _excess(problem.y2, p.z2, parts.above[2], of_above[2], below.dtype)
+    slope = trees.scale(-1, parts.below[1])
+    fall, fall_noise = _excess(problem.y1, p.z1, slope, of_below[1], below.dtype)
+    primal = problem.smooth_lower(p.x1, p.y1, p.z2) + term(problem.y1, p.y1) + rise
+    dual = problem.smooth_lower(p.x1, p.z1, p.y2) - term(problem.y2, p.y2) - fall
     # Large values that nearly cancel leave the rounding of the large ones.
     size = jnp.abs(primal_here) + jnp.abs(dual_here) + jnp.abs(primal) + jnp.abs(dual)
-    noise = ROUNDINGS * jnp.finfo(below.dtype).eps * size
+    noise = ROUNDINGS * jnp.finfo(below.dtype).eps * size + rise_noise + fall_noise
     return below, jnp.maximum(jnp.maximum(primal - dual, below), 0) + noise
+
+
+def _excess(
+    term: Term | None, z: Tree, g: Tree, noise: Array, dtype: jnp.dtype
+) -> tuple[Array, Array]:
+    """`linear_excess`, and what rounding may hide in it: that of g over the way to the best s."""
+    if term is None:
+        return jnp.zeros((), dtype), jnp.zeros((), dtype)
+    value = linear_excess(term, z, g).astype(dtype)
+    reach = term.diameter(z).astype(dtype)
+    # Where the domain is unbounded the supremum in the conjugate is attained at its gradient.
+    best = trees.norm(trees.subtract(jax.grad(term.conjugate)(g), z)).astype(dtype)
+    reach = jnp.where(jnp.isfinite(reach), reach, best)
+    linear = jnp.abs(trees.dot(g, z)).astype(dtype)
+    rounded = ROUNDINGS * jnp.finfo(dtype).eps * (jnp.abs(value) + 2 * linear)
+    return value, rounded + noise.astype(dtype) * reach
 
 
 def _in_domain(problem: BilevelProblem, point: Point) -> Array:

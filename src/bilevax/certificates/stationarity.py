@@ -35,7 +35,9 @@ class StationarityCertificate(Certificate):
 @eqx.filter_jit
 def stationarity(problem: MinimaxProblem, point: Point) -> dict[str, Array]:
     """The numbers of a `StationarityCertificate`; costs two gradients."""
-    (gx, gy), (noise_x, noise_y) = gradient_and_noise(problem.gradient, (point.x, point.y))
+    (gx, gy), (noise_x, noise_y) = gradient_and_noise(
+        lambda q: q.gradient, problem, (problem.x, problem.y), (point.x, point.y)
+    )
     # Outside a domain, or where h itself is not a number, there is nothing to be close to.
     objective = problem.value(point.x, point.y)
     in_domain = jnp.isfinite(objective) & jnp.isfinite(problem.x.value(point.x))

@@ -55,7 +55,8 @@ def best_response(function: Callable[[Tree], Array], term: Term, start: Tree) ->
         bend = trees.dot(trees.subtract(new_g, g), moved)
         noise = 16 * eps * (jnp.abs(value) + jnp.abs(new_value))
         fits = (new_value <= model) | ((new_value <= model + noise) & (bend <= square / s.step))
-        residual = trees.norm(term.residual(u, new_g))
+        # Relative to the gradient, whose own rounding is the end of what can be reached.
+        residual = trees.norm(term.residual(u, new_g)) / (1 + trees.norm(new_g))
         momentum = (1 + jnp.sqrt(1 + 4 * s.momentum**2)) / 2
         backwards = trees.dot(moved, trees.subtract(u, s.u)) < 0
         momentum = jnp.where(backwards, 1.0, momentum).astype(dtype)

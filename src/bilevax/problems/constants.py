@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,28 +15,40 @@ from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
 from bilevax.terms import PerLeaf, Term
+from bilevax.terms._term import is_term
 from bilevax.trees import Tree
 
 # Power iteration approaches the largest curvature from below: this much is added on top.
 SAFETY = 1.05
-SAMPLES = 8
+SAMPLES = 16
 ITERATIONS = 40
 
 
 @eqx.filter_jit
 def sample_domain(term: Term, like: Tree, key: Array) -> Tree:
-    """A random point of the domain, spread over it where it is bounded, near `like` if not."""
+    """A random point of the domain, spread over it where it is bounded, near `like` if not.
+
+    Each leaf on its own scale; half of the points are drawn back towards `like`, so that the inside
+    of a domain is seen and not only its faces.
+    """
+    if isinstance(term, PerLeaf):
+        parts, structure = jax.tree.flatten(term.parts, is_leaf=is_term)
+        blocks = structure.flatten_up_to(like)
+        keys = jax.random.split(key, max(len(parts), 1))
+        drawn = [sample_domain(t, block, k) for t, block, k in zip(parts, blocks, keys)]
+        return jax.tree.unflatten(structure, drawn)
     leaves, structure = jax.tree.flatten(like)
-    reach = term.diameter(like)
-    size = sum(leaf.size for leaf in leaves) or 1
-    around = jnp.maximum(1, trees.norm(like)) if leaves else 1.0
-    spread = jnp.where(jnp.isfinite(reach), reach, around) / jnp.sqrt(jnp.asarray(float(size)))
-    keys = jax.random.split(key, max(len(leaves), 1))
-    noise = [
-        leaf + jnp.asarray(spread, leaf.dtype) * jax.random.normal(k, leaf.shape, leaf.dtype)
-        for leaf, k in zip(leaves, keys)
-    ]
-    return term.project(jax.tree.unflatten(structure, noise))
+    keys = jax.random.split(key, (max(len(leaves), 1), 3))
+    drawn = []
+    for leaf, k in zip(leaves, keys):
+        reach = term.diameter(leaf)
+        around = jnp.maximum(1, trees.norm(leaf))
+        spread = jnp.where(jnp.isfinite(reach), reach, around) / max(leaf.size, 1) ** 0.5
+        drawn.append(leaf + spread * jax.random.normal(k[0], leaf.shape, leaf.dtype))
+    far = term.project(jax.tree.unflatten(structure, drawn))
+    inward, share = jax.random.bernoulli(keys[0, 1]), jax.random.uniform(keys[0, 2])
+    share = jnp.where(inward, share, 1.0)
+    return trees.combine(1 - share, like, share, far)
 
 
 @eqx.filter_jit
@@ -107,8 +118,3 @@ def lower_smoothness_of(problem: BilevelProblem, start: Point) -> float:
     term = PerLeaf((problem.x1, problem.y1, problem.y2))
     blocks = (start.x1, start.y1, start.y2)
     return estimate_smoothness(problem.lower, term, blocks, problem.data, "lower")
-
-
-def diameter(term: Any, like: Tree) -> float:
-    """The diameter of a block's domain; zero for an absent block."""
-    return 0.0 if term is None else float(term.diameter(like))

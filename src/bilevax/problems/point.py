@@ -41,6 +41,9 @@ def as_arrays(data: PyTree) -> PyTree:
 
     def leaf(path: tuple, value: object) -> jax.Array:
         if isinstance(value, jax.Array):
+            if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+                where = f"data{jax.tree_util.keystr(path)}"
+                raise TypeError(f"{where} is a PRNG key; pass jax.random.key_data of it")
             return value
         numeric = isinstance(value, bool | int | float | complex | np.ndarray | np.generic)
         if not (numeric and np.asarray(value).dtype.kind in "biufcV"):

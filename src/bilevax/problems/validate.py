@@ -20,7 +20,6 @@ from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
 from bilevax.terms import Term
 from bilevax.terms._term import is_term
-from bilevax.terms.sets import ROUNDING
 from bilevax.trees import Tree
 
 # Arrays that a function captures are compiled into the program; more than this deserves a warning.
@@ -119,6 +118,12 @@ def _check_blocks(problem: Any, start: Point, names: tuple[str, ...], what: str)
 
 def _as_floats(start: Point, what: str) -> Point:
     """Every leaf a floating array of one dtype, without NaN."""
+    for name, block in vars(start).items():
+        if isinstance(block, list | tuple) and block and all(isinstance(b, float) for b in block):
+            raise TypeError(
+                f"{what}.{name} is a {type(block).__name__} of numbers, which JAX takes for many "
+                f"variables of one number; write jnp.asarray({list(block)})"
+            )
     dtypes: dict[Any, str] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(start, is_leaf=is_term):
         where = f"{what}{jax.tree_util.keystr(path)}"
@@ -128,8 +133,12 @@ def _as_floats(start: Point, what: str) -> Point:
             dtype = jnp.result_type(leaf)
         except (TypeError, ValueError):
             raise TypeError(f"{where} must be an array of floats, not {leaf!r}") from None
+        if where.endswith(".rho"):
+            continue  # a number, whose dtype is the blocks'
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"{where} must be floating, not {dtype}; write 0.0 instead of 0")
+        if dtype not in (jnp.float32, jnp.float64):
+            raise TypeError(f"{where} must be float32 or float64, not {dtype}")
         array = jnp.asarray(leaf)
         if not isinstance(leaf, float):
             dtypes.setdefault(array.dtype, where)
@@ -144,14 +153,20 @@ def _as_floats(start: Point, what: str) -> Point:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), start)
 
 
+@eqx.filter_jit
+def _nearest(term: Term, block: Tree) -> tuple[Tree, Array, Array]:
+    """The projection of a block, how far it is, and whether the block was inside already."""
+    nearest = term.project(block)
+    moved = trees.norm(trees.subtract(block, nearest))
+    return nearest, moved, jnp.isfinite(term.value(block))
+
+
 def _inside(term: Term, block: Tree, name: str) -> Tree:
     """The block, projected into its domain with a warning if it was outside."""
-    nearest = term.project(block)
-    distance = float(trees.norm(trees.subtract(block, nearest)))
+    nearest, distance, inside = _nearest(term, block)
     if not np.isfinite(distance):
         raise ValueError(f"start.{name} cannot be projected into the domain of {term}")
-    dtype = trees.dtype_of(block) if jax.tree.leaves(block) else jnp.result_type(float)
-    if distance > ROUNDING * float(jnp.finfo(dtype).eps) * (1 + float(trees.norm(nearest))):
+    if not inside:
         warn(
             f"start.{name} lies outside the domain of {term} and was projected into it, a distance "
             f"of {distance:.3g}",
@@ -244,8 +259,10 @@ def require_bounded(term: Term | None, block: Tree, name: str, solver: str) -> N
 
 def require_gap_bound(term: Term | None, block: Tree, name: str, solver: str) -> None:
     """Refuse a lower-level term over which a gap cannot be bounded: its conjugate is infinite."""
-    steep = jax.tree.map(lambda leaf: jnp.full_like(leaf, 1e6), block)
-    if term is not None and not np.isfinite(float(term.conjugate(steep))):
+    if term is None:
+        return
+    steep = [jax.tree.map(lambda leaf, s=s: jnp.full_like(leaf, s * 1e6), block) for s in (-1, 1)]
+    if not all(np.isfinite(float(term.conjugate(g))) for g in steep):
         raise ValueError(
             f"{solver} cannot bound the lower-level gap over {name} = {term}; take a term with a "
             "bounded domain, or add a Ridge to it"

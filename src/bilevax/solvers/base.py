@@ -62,12 +62,21 @@ class Solver(eqx.Module, Generic[State]):
         return lax.while_loop(going, lambda s: self.step(problem, s, limit), state)
 
 
+class InnerSolver(Solver[State]):
+    """A solver of strongly-convex-strongly-concave problems that an outer method can steer."""
+
+    @abc.abstractmethod
+    def tuned(self, smoothness: Any, sigma_x: Any, sigma_y: Any, tolerance: Any) -> InnerSolver:
+        """The same method with these constants, which may be traced."""
+
+
 def check_part(solver: Solver, name: str, kind: type) -> None:
     """Refuse a part of a solver that is not of its kind."""
     part = getattr(solver, name)
     if not isinstance(part, kind):
-        whole = type(solver).__name__
-        raise TypeError(f"{whole}: {name} must be a bilevax.{kind.__name__}(), not {part!r}")
+        whole, wanted = type(solver).__name__, kind.__name__
+        example = "OptFOM" if kind is InnerSolver else wanted
+        raise TypeError(f"{whole}: {name} must be one such as bilevax.{example}(), not {part!r}")
 
 
 def check_center(solver: Solver, center: str) -> None:

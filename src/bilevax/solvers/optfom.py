@@ -15,7 +15,7 @@ from bilevax import trees
 from bilevax.problems import MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.validate import require
-from bilevax.solvers.base import Solver, check_positive
+from bilevax.solvers.base import InnerSolver, check_positive
 from bilevax.trees import Layout
 
 OPEN, EXTRAPOLATE, CLOSE = 0, 1, 2
@@ -44,8 +44,10 @@ class OptFOMState(eqx.Module):
     layout: Layout = eqx.field(static=True)
 
 
-class OptFOM(Solver[OptFOMState]):
+class OptFOM(InnerSolver[OptFOMState]):
     """Algorithm `mmax-alg1` of the paper (Kovalev and Gasnikov 2022, Lu and Mei 2023).
+
+    As the inner solver of another method it gets all its constants from there.
 
     Finds a point where dist(0, ∂H) ≤ tolerance for H = h + p − q with h σₓ-strongly convex in x,
     σᵧ-strongly concave in y and ∇h L-Lipschitz, in O(√(L²/(σₓσᵧ))·log(1/tolerance)) gradients.
@@ -138,6 +140,11 @@ class OptFOM(Solver[OptFOMState]):
             gx, gy = problem.gradient(*layout.unravel(w))
             return layout.ravel((gx, trees.scale(-1, gy)))
 
+        def shortest(w: Array, direction: Array) -> Array:
+            """The shortest vector of ∂H. In float32 a step ζ̂ ~ σ/L² drowns `slope` in rounding."""
+            (x, y), (gx, minus_gy) = layout.unravel(w), layout.unravel(direction)
+            return layout.ravel((problem.x.residual(x, gx), problem.y.residual(y, minus_gy)))
+
         opened = alpha * s.momentum + (1 - alpha) * s.settled  # (x^{k,−1}, y^{k,−1}), lines 4–5
         # a^k = operator + pull∘(w − opened): with z_g = −σₓ·opened, aₓ = ∇ₓĥ + σₓ/2·(x − z_g/σₓ)
         # and ∇ₓĥ = ∇ₓh̄ − σₓx leave −σₓ/2·(x − opened); aᵧ has σₓ/8·(y − y_g).
@@ -153,13 +160,15 @@ class OptFOM(Solver[OptFOMState]):
         target = base - step * direction
         x, y = layout.unravel(target)
         landed = layout.ravel((problem.x.prox(x, step), problem.y.prox(y, step)))
-        slope = operator(landed) + (target - landed) / step  # operator + b, in ∂H at `landed`
+        there = operator(landed)
+        slope = there + (target - landed) / step  # operator + b, in ∂H at `landed`
 
         # One sum serves both tests: line 11, γ‖a + b‖² ≤ ‖w − opened‖²/γ, inside an iteration, and
         # after the closing step line 28, the length of `slope`.
         far = landed - opened
         rest = slope + pull * far
-        measured = jnp.sum(jnp.where(is_close, slope**2, gamma * rest**2 - far**2 / gamma))
+        ending = slope if landed.dtype == jnp.float64 else shortest(landed, there)
+        measured = jnp.sum(jnp.where(is_close, ending**2, gamma * rest**2 - far**2 / gamma))
         ends = ~is_close & (measured <= 0)
         finished = is_close & (measured <= self.tolerance**2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from bilevax.problems import BilevelProblem, MinimaxProblem, Point
 from bilevax.problems.constants import lower_smoothness_of, upper_smoothness_of
 from bilevax.problems.reformulate import lower_level, penalty, penalty_blocks, penalty_point
 from bilevax.problems.validate import require, require_bounded, require_gap_bound
-from bilevax.solvers.base import Solver, check_center, check_part, check_positive
+from bilevax.solvers.base import Solver, check_part, check_positive
 from bilevax.solvers.extragradient import ExtraGradient
 from bilevax.solvers.proximal_point import ProximalPoint
 from bilevax.theory import penalty_constants
@@ -42,8 +42,9 @@ class PenaltyMethod(Solver[PenaltyState]):
     inner accuracy ε̂ = min(ε^1.5, ε/2), proximal weights 2·L_P and ε/(2·D₂), and starts from a
     (y1, y2) with lower-level gap at most ε, found by `starter` (Remark `remark:initial_condition`).
     Every one of these can be given instead: `rho`, `smoothness` (L_P itself), `inner_tolerance`,
-    `diameter` (D₂), `start_gap`. The theorem promises an O(ε)-KKT point; what it reaches is
-    measured by the certificate.
+    `diameter` (D₂), `start_gap`; a value given to `outer` or `starter` itself goes before these.
+    The theorem promises an O(ε)-KKT point; what it reaches is measured by the certificate. x1 may
+    be unbounded, which the theorem does not cover.
     """
 
     epsilon: Any = None
@@ -52,7 +53,6 @@ class PenaltyMethod(Solver[PenaltyState]):
     inner_tolerance: Any = None
     diameter: Any = None
     start_gap: Any = None
-    center: Literal["start", "last"] = eqx.field(static=True, default="start")
     starter: ExtraGradient = eqx.field(default_factory=ExtraGradient)
     outer: ProximalPoint = eqx.field(default_factory=ProximalPoint)
 
@@ -60,7 +60,6 @@ class PenaltyMethod(Solver[PenaltyState]):
         check_positive(
             self, *("epsilon", "rho", "smoothness", "inner_tolerance", "diameter", "start_gap")
         )
-        check_center(self, self.center)
         check_part(self, "starter", ExtraGradient)
         check_part(self, "outer", ProximalPoint)
 
@@ -70,10 +69,10 @@ class PenaltyMethod(Solver[PenaltyState]):
 
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> PenaltyMethod:
         require(problem, BilevelProblem, "PenaltyMethod")
-        for name in ("x1", "x2", "y1", "y2"):
-            if not (name == "x1" or self.diameter is not None):
-                block = getattr(start, name)
-                require_bounded(getattr(problem, name), block, name, "PenaltyMethod")
+        if self.diameter is None and self.outer.y_diameter is None:
+            for name in ("x2", "y1", "y2"):
+                term, block = getattr(problem, name), getattr(start, name)
+                require_bounded(term, block, name, "PenaltyMethod")
         for name in ("y1", "y2"):
             require_gap_bound(getattr(problem, name), getattr(start, name), name, "PenaltyMethod")
         lower = lower_smoothness_of(problem, start)
@@ -86,27 +85,26 @@ class PenaltyMethod(Solver[PenaltyState]):
             smoothness=self.smoothness,
             inner_tolerance=self.inner_tolerance,
         )
-        _, y = penalty_blocks(start)
-        dtype = trees.dtype_of((start.x1, y))
-        outer = dataclasses.replace(
-            self.outer, inner_tolerance=constants.inner_tolerance, center=self.center
-        ).tuned(constants.smoothness, constants.diameter, constants.epsilon, dtype)
+        dtype = trees.dtype_of(dataclasses.replace(start, rho=None))
+        epsilon = constants.epsilon
+        outer = self.outer.completed(
+            constants.smoothness, constants.diameter, epsilon, constants.inner_tolerance, dtype
+        )
+        own = self.starter
+        start_gap = epsilon if self.start_gap is None else self.start_gap
         starter = dataclasses.replace(
-            self.starter,
-            smoothness=jnp.asarray(
-                lower if self.starter.smoothness is None else self.starter.smoothness, dtype
-            ),
-            tolerance=jnp.asarray(
-                constants.epsilon if self.start_gap is None else self.start_gap, dtype
-            ),
+            own,
+            stop="gap",
+            smoothness=jnp.asarray(lower if own.smoothness is None else own.smoothness, dtype),
+            tolerance=jnp.asarray(start_gap if own.tolerance is None else own.tolerance, dtype),
         )
         return dataclasses.replace(
             self,
-            epsilon=jnp.asarray(constants.epsilon, dtype),
+            epsilon=jnp.asarray(epsilon, dtype),
             rho=jnp.asarray(constants.rho, dtype),
-            smoothness=jnp.asarray(constants.smoothness, dtype),
-            inner_tolerance=jnp.asarray(constants.inner_tolerance, dtype),
-            diameter=jnp.asarray(constants.diameter, dtype),
+            smoothness=outer.smoothness,
+            inner_tolerance=outer.inner_tolerance,
+            diameter=outer.y_diameter,
             start_gap=starter.tolerance,
             starter=starter,
             outer=outer,

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -16,7 +15,7 @@ from bilevax.problems import MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.reformulate import proximal
 from bilevax.problems.validate import require, require_bounded
-from bilevax.solvers.base import Solver, check_center, check_part, check_positive
+from bilevax.solvers.base import InnerSolver, Solver, check_center, check_part, check_positive
 from bilevax.solvers.optfom import OptFOM
 from bilevax.trees import Tree
 
@@ -41,8 +40,9 @@ class ProximalPoint(Solver[ProximalPointState]):
     dist(0, ∂H) ≤ tolerance. In the paper x_weight = 2L and y_weight = tolerance/(2·D_q).
 
     Left unset, L (`smoothness`) is the problem's or estimated, D_q (`y_diameter`) comes from the
-    term, and inner_tolerance is tolerance/2. `center="last"` regularises y around the last iterate,
-    as `eq:minmax_prox` has it, instead of the first, which is what the theorem covers.
+    term, and inner_tolerance is tolerance/2. `inner` is `OptFOM()` or another `InnerSolver`.
+    `center="last"` regularises y around the last iterate, as `eq:minmax_prox` has it, instead of
+    the first, which is what the theorem covers.
     """
 
     tolerance: Any = None
@@ -52,7 +52,7 @@ class ProximalPoint(Solver[ProximalPointState]):
     x_weight: Any = None
     y_weight: Any = None
     center: Literal["start", "last"] = eqx.field(static=True, default="start")
-    inner: OptFOM = eqx.field(default_factory=OptFOM)
+    inner: InnerSolver = eqx.field(default_factory=OptFOM)
 
     def __check_init__(self):
         check_positive(
@@ -60,7 +60,7 @@ class ProximalPoint(Solver[ProximalPointState]):
             *("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight"),
         )
         check_center(self, self.center)
-        check_part(self, "inner", OptFOM)
+        check_part(self, "inner", InnerSolver)
 
     @property
     def gradients_per_step(self) -> int:
@@ -68,32 +68,35 @@ class ProximalPoint(Solver[ProximalPointState]):
 
     def prepare(self, problem: MinimaxProblem, start: Point, tolerance: float) -> ProximalPoint:
         require(problem, MinimaxProblem, "ProximalPoint")
-        smoothness = smoothness_of(problem, start) if self.smoothness is None else self.smoothness
-        diameter = self.y_diameter
-        if diameter is None and self.y_weight is None:
+        diameter = None
+        if self.y_diameter is None and self.y_weight is None:
             require_bounded(problem.y, start.y, "y", "ProximalPoint")
             diameter = float(problem.y.diameter(start.y))
-        tolerance = float(tolerance if self.tolerance is None else self.tolerance)
-        dtype = trees.dtype_of((start.x, start.y))
-        return self.tuned(smoothness, diameter, tolerance, dtype)
+        smoothness = smoothness_of(problem, start) if self.smoothness is None else None
+        return self.completed(smoothness, diameter, tolerance, None, trees.dtype_of(start))
 
-    def tuned(self, smoothness: Any, diameter: Any, tolerance: float, dtype: Any) -> ProximalPoint:
-        """The same method with every constant set; those already given stay."""
+    def completed(
+        self, smoothness: Any, diameter: Any, tolerance: Any, inner_tolerance: Any, dtype: Any
+    ) -> ProximalPoint:
+        """The same method with every constant set; those it was given stay."""
 
-        def given(value: Any, default: Any) -> Array:
-            return jnp.asarray(default if value is None else value, dtype)
+        def first(*values: Any) -> float:
+            return float(next(value for value in values if value is not None))
 
-        # A constant objective in y has no diameter to speak of; any weight serves it.
-        spread = None if diameter is None else max(float(diameter), float(np.finfo(dtype).eps))
-        return dataclasses.replace(
-            self,
-            tolerance=given(None, tolerance),
-            inner_tolerance=given(self.inner_tolerance, tolerance / 2),
-            smoothness=given(self.smoothness, smoothness),
-            y_diameter=given(spread, 1.0),
-            x_weight=given(self.x_weight, 2 * float(smoothness)),
-            y_weight=given(self.y_weight, 1.0 if spread is None else tolerance / (2 * spread)),
-        )
+        tolerance = first(self.tolerance, tolerance)
+        smoothness = first(self.smoothness, smoothness)
+        spread = first(self.y_diameter, diameter, 1.0)
+        spread = spread if spread > 0 else 1.0  # over a domain of a single point any weight serves
+        constants = {
+            "tolerance": tolerance,
+            "inner_tolerance": first(self.inner_tolerance, inner_tolerance, tolerance / 2),
+            "smoothness": smoothness,
+            "y_diameter": spread,
+            "x_weight": first(self.x_weight, 2 * smoothness),
+            "y_weight": first(self.y_weight, tolerance / (2 * spread)),
+        }
+        arrays = {name: jnp.asarray(value, dtype) for name, value in constants.items()}
+        return dataclasses.replace(self, **arrays)
 
     def _subproblem(self, problem: MinimaxProblem, state: ProximalPointState):
         """The subproblem of iteration k, and the inner solver with its constants, `eq:mapbarL`."""

@@ -22,7 +22,15 @@ from bilevax.terms._term import (
     scalar,
     tree_sum,
 )
-from bilevax.terms.sets import Free, check_axis, check_broadcast, indicator, safe_norm, shortest
+from bilevax.terms.sets import (
+    Box,
+    Free,
+    check_axis,
+    check_broadcast,
+    indicator,
+    safe_norm,
+    shortest,
+)
 
 
 class L1(LeafTerm):
@@ -47,16 +55,17 @@ class L1(LeafTerm):
         shrink = step * scalar(self.weight, v)
         return jnp.clip(v - jnp.clip(v, -shrink, shrink), *self._bounds(v))
 
+    def _box(self) -> Box:
+        return Box(self.lower, self.upper)
+
     def leaf_project(self, v: Array) -> Array:
-        return jnp.clip(v, *self._bounds(v))
+        return self._box().leaf_project(v)
 
     def leaf_diameter(self, like: Array) -> Scalar:
-        low, high = self._bounds(like)
-        return jnp.sqrt(jnp.sum((high - low) ** 2))
+        return self._box().leaf_diameter(like)
 
     def leaf_linear_oracle(self, g: Array) -> Array:
-        low, high = self._bounds(g)
-        return jnp.where(g > 0, high, jnp.where(g < 0, low, jnp.clip(jnp.zeros_like(g), low, high)))
+        return self._box().leaf_linear_oracle(g)
 
     def leaf_conjugate(self, g: Array) -> Scalar:
         low, high = self._bounds(g)

@@ -23,10 +23,13 @@ ROUNDING = 64
 
 
 def indicator(x: Array, nearest: Array) -> Scalar:
-    """0 where x is its own projection up to rounding, infinite elsewhere (and for NaN)."""
-    distance = jnp.sqrt(jnp.sum((x - nearest) ** 2))
-    allowed = ROUNDING * jnp.finfo(x.dtype).eps * (1 + jnp.sqrt(jnp.sum(nearest**2)))
-    return jnp.where(distance <= allowed, 0.0, jnp.inf).astype(x.dtype)
+    """0 where x is its own projection up to rounding, infinite elsewhere (and for NaN).
+
+    Entry by entry, so that a large entry does not excuse a small one.
+    """
+    allowed = ROUNDING * jnp.finfo(x.dtype).eps * (1 + jnp.abs(nearest))
+    inside = jnp.all(jnp.abs(x - nearest) <= allowed)
+    return jnp.where(inside, 0.0, jnp.inf).astype(x.dtype)
 
 
 def shortest(g: Array, low: Array, high: Array) -> Array:
@@ -262,14 +265,23 @@ class L2Ball(ConvexSet):
         offset, norm, radius = self._from_center(x)
         unit = offset / jnp.where(norm == 0, 1, norm)
         # A centre far from the origin costs digits of the offset.
-        digits = ROUNDING * jnp.finfo(x.dtype).eps * (radius + safe_norm(x, self.axis))
-        boundary = norm >= radius - digits
+        length = row_length(x, self.axis) ** 0.5
+        far = 2 * length * jnp.max(jnp.abs(cast(self.center, x)), initial=0)
+        boundary = norm >= radius - jnp.finfo(x.dtype).eps * (ROUNDING * radius + far)
         along = jnp.sum(g * unit, axis=self.axis, keepdims=True)
         inside = jnp.where(boundary, g - jnp.minimum(along, 0) * unit, g)
         return jnp.where(radius == 0, 0, inside)
 
     def leaf_check(self, x: Array) -> str | None:
-        return check_axis(x, self.axis) or check_broadcast(x, center=self.center)
+        wrong = check_axis(x, self.axis) or check_broadcast(x, center=self.center)
+        if wrong or not (concrete(self.center) and concrete(self.radius)):
+            return wrong
+        blur = float(jnp.finfo(jnp.result_type(x)).eps) * float(np.max(np.abs(self.center)))
+        if blur > 1e-4 * float(self.radius) > 0:
+            return (
+                f"has a center too far away for its radius in {jnp.result_type(x)}; move the origin"
+            )
+        return None
 
 
 class L1Ball(ConvexSet):
