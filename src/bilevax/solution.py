@@ -81,6 +81,10 @@ class History:
                 # The largest of the others: a broad band behind the line that it is.
                 curve.set(color="0.75", linewidth=6, zorder=1, label="ε, the largest")
         ax.set(xscale="log", yscale="log", xlabel="gradient evaluations", ylabel="residual")
+        # What lies far below the least ε is nothing but rounding: leave it out of the picture.
+        seen = self["epsilon"][np.isfinite(self["epsilon"]) & (self["epsilon"] > 0)]
+        if seen.size:
+            ax.set_ylim(bottom=max(ax.get_ylim()[0], 1e-4 * seen.min()))
         ax.grid(alpha=0.3, which="both", linewidth=0.4)
         ax.legend(frameon=False, fontsize="small")
         if path is not None:
