@@ -7,6 +7,7 @@ level is exact: best responses come from enumerating the faces of the domain, or
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import itertools
 import warnings
@@ -48,44 +49,44 @@ def solve(cost: Any, held: list) -> float:
 # ---------------------------------------------------------------------------------------------
 
 
-class Term:
+class Term(abc.ABC):
     """A convex function φ of a flat vector, with what its definition says and nothing else."""
 
+    @abc.abstractmethod
     def value(self, x: Vector) -> float:
         """φ(x) for x in the domain."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def project(self, v: Vector) -> Vector:
         """The nearest point of the domain."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def distance(self, x: Vector, g: Vector, scale: float = 1.0) -> float:
         """dist(0, g + scale·∂φ(x)), in closed form."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def subdifferential(self, x: Vector, scale: float = 1.0) -> Model:
         """Any element of scale·∂φ(x), for CVXPY to choose."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def model(self, u: Any) -> Model:
         """φ(u) and u ∈ dom φ, for CVXPY."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def argmin(self, H: Vector, g: Vector) -> Vector:
         """A minimiser of ½uᵀHu + gᵀu + φ(u), for a positive semidefinite H."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def sample(self, n: int, rng: np.random.Generator) -> Vector:
         """A random point of the domain, on its faces and kinks as often as not."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def middle(self, n: int) -> Vector:
         """A point inside the domain."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def subgradient(self, x: Vector, rng: np.random.Generator) -> Vector:
         """A random element of ∂φ(x)."""
-        raise NotImplementedError
 
     def violation(self, x: Vector) -> float:
         return float(np.linalg.norm(x - self.project(x)))
