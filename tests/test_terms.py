@@ -7,6 +7,7 @@ entries, so rows along an axis, leaves of a pytree and pytrees of terms are the 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import itertools
@@ -55,13 +56,13 @@ def cone(up: np.ndarray, down: np.ndarray) -> Any:
     return rays.T @ cp.Variable(len(rays), nonneg=True) if len(rays) else np.zeros(up.size)
 
 
-class Polytope:
+class Polytope(abc.ABC):
     """A bounded domain known by its vertices."""
 
     bounded = True
 
-    def vertices(self, n: int) -> np.ndarray:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def vertices(self, n: int) -> np.ndarray: ...
 
     def support(self, g: np.ndarray) -> float:
         return float(np.max(self.vertices(g.size) @ g))

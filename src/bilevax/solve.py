@@ -107,8 +107,8 @@ def solve(
         raise TypeError(f"solver must be one of bilevax's, such as PenaltyMethod(), not {solver!r}")
     solver = (solver or default_solver(problem)).prepare(problem, start, tolerance)
     run = _Run(problem, solver, start, float(tolerance))
-    fresh = resume is not None and resume == checkpoint and not Path(str(resume)).exists()
-    if resume is not None and not fresh:
+    same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
+    if resume is not None and not (same_file and not Path(str(resume)).exists()):
         run.resume(resume)
     bar = _Progress(progress, max_gradients)
     try:

@@ -4,61 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from bilevax import trees
-from bilevax.arguments import positive
+from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.problems.constants import lower_smoothness_of, upper_smoothness_of
+from bilevax.problems.reformulate import penalty, penalty_blocks
+from bilevax.problems.validate import require_bounded, require_precision, validate
+from bilevax.solvers import PenaltyMethod, ProximalPoint
+from bilevax.solvers.penalty import PenaltyConstants, penalty_constants
 
-if TYPE_CHECKING:
-    from bilevax.problems import BilevelProblem, MinimaxProblem, Point
-    from bilevax.solvers import PenaltyMethod, ProximalPoint
-
-
-@dataclasses.dataclass(frozen=True)
-class PenaltyConstants:
-    """The constants of Algorithm `alg:first-order-new`, lines 2 and 3."""
-
-    epsilon: float
-    rho: float
-    smoothness: float
-    inner_tolerance: float
-    diameter: float
-    x_weight: float
-    y_weight: float
-
-
-def penalty_constants(
-    *,
-    epsilon: float,
-    upper_smoothness: float,
-    lower_smoothness: float,
-    diameter: Any,
-    rho: Any = None,
-    smoothness: Any = None,
-    inner_tolerance: Any = None,
-) -> PenaltyConstants:
-    """ρ = 1/ε, L_P = L_f + 2ρL_f~, ε̂ = min(ε^1.5, ε/2), weights 2L_P and ε/(2D₂), unless given.
-
-    The paper has ε̂ = ε^1.5; its proof needs ε̂ ≤ ε/2 as well, which matters for ε > ¼ only.
-    """
-    positive(epsilon, "epsilon")
-    rho = 1 / epsilon if rho is None else float(rho)
-    if smoothness is None:
-        smoothness = upper_smoothness + 2 * rho * lower_smoothness
-    if inner_tolerance is None:
-        inner_tolerance = min(epsilon**1.5, epsilon / 2)
-    diameter = float(diameter)
-    return PenaltyConstants(
-        epsilon=epsilon,
-        rho=rho,
-        smoothness=float(smoothness),
-        inner_tolerance=float(inner_tolerance),
-        diameter=diameter,
-        x_weight=2 * float(smoothness),
-        y_weight=epsilon / (2 * diameter) if diameter > 0 else math.inf,
-    )
+__all__ = [
+    "Bounds",
+    "PenaltyConstants",
+    "Prediction",
+    "minimax_bounds",
+    "penalty_constants",
+    "predict",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,10 +100,6 @@ def predict(
     smoothness and diameter, so these are upper bounds on the paper's K and N. The search for a
     start with a small gap is not counted in them.
     """
-    from bilevax.problems.bilevel import BilevelProblem
-    from bilevax.problems.validate import require_bounded, require_precision, validate
-    from bilevax.solvers import PenaltyMethod, ProximalPoint
-
     start = validate(problem, start)
     require_precision(tolerance, trees.dtype_of(start))
     bilevel = isinstance(problem, BilevelProblem)
@@ -176,9 +137,6 @@ def _predict_minimax(problem: MinimaxProblem, start: Point, prepared: Any) -> Pr
 
 
 def _predict_bilevel(problem: BilevelProblem, start: Point, prepared: Any) -> Prediction:
-    from bilevax.problems.constants import lower_smoothness_of, upper_smoothness_of
-    from bilevax.problems.reformulate import penalty, penalty_blocks
-
     rho, gap = float(prepared.rho), float(prepared.start_gap)
     x, y = penalty_blocks(start)
     penalised = penalty(problem, rho)

@@ -24,7 +24,7 @@ class KKTCertificate(Certificate):
 
     The distances come from the terms' closed forms, the gap is an upper bound, and each has an
     allowance for rounding on top. So a point certified at ε is an ε-KKT point, for functions of the
-    stated class.
+    stated class and as far as that allowance, which is an estimate, covers the rounding.
     """
 
     stationarity: float = line("dist(0, ∂ of f + ρ(f~(x1,y1,z2) − f~(x1,z1,y2)) in (x1,y1,y2))")

@@ -77,7 +77,10 @@ class ExtraGradient(InnerSolver[ExtraGradientState]):
         )
 
     def tuned(self, smoothness: Any, sigma_x: Any, sigma_y: Any, tolerance: Any) -> ExtraGradient:
-        return dataclasses.replace(self, smoothness=smoothness, tolerance=tolerance)
+        # An outer method asks for stationarity, whatever this one was to stop on by itself.
+        return dataclasses.replace(
+            self, smoothness=smoothness, tolerance=tolerance, stop="residual"
+        )
 
     def init(self, problem: MinimaxProblem, start: Point) -> ExtraGradientState:
         layout = Layout.of((start.x, start.y))

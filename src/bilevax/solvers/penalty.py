@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import equinox as eqx
@@ -11,6 +12,7 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import positive
 from bilevax.problems import BilevelProblem, MinimaxProblem, Point
 from bilevax.problems.constants import lower_smoothness_of, upper_smoothness_of
 from bilevax.problems.reformulate import lower_level, penalty, penalty_blocks, penalty_point
@@ -18,8 +20,52 @@ from bilevax.problems.validate import require, require_bounded, require_gap_boun
 from bilevax.solvers.base import Solver, check_part, check_positive
 from bilevax.solvers.extragradient import ExtraGradient
 from bilevax.solvers.proximal_point import ProximalPoint
-from bilevax.theory import penalty_constants
 from bilevax.trees import Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class PenaltyConstants:
+    """The constants of Algorithm `alg:first-order-new`, lines 2 and 3."""
+
+    epsilon: float
+    rho: float
+    smoothness: float
+    inner_tolerance: float
+    diameter: float
+    x_weight: float
+    y_weight: float
+
+
+def penalty_constants(
+    *,
+    epsilon: float,
+    upper_smoothness: float,
+    lower_smoothness: float,
+    diameter: Any,
+    rho: Any = None,
+    smoothness: Any = None,
+    inner_tolerance: Any = None,
+) -> PenaltyConstants:
+    """ρ = 1/ε, L_P = L_f + 2ρL_f~, ε̂ = min(ε^1.5, ε/2), weights 2L_P and ε/(2D₂), unless given.
+
+    The paper has ε̂ = ε^1.5; its proof needs ε̂ ≤ ε/2 as well, which matters for ε > ¼ only.
+    """
+    positive(epsilon, "epsilon")
+    rho = 1 / epsilon if rho is None else float(rho)
+    if smoothness is None:
+        smoothness = upper_smoothness + 2 * rho * lower_smoothness
+    if inner_tolerance is None:
+        inner_tolerance = min(epsilon**1.5, epsilon / 2)
+    diameter = float(diameter)
+    return PenaltyConstants(
+        epsilon=epsilon,
+        rho=rho,
+        smoothness=float(smoothness),
+        inner_tolerance=float(inner_tolerance),
+        diameter=diameter,
+        x_weight=2 * float(smoothness),
+        y_weight=epsilon / (2 * diameter) if diameter > 0 else math.inf,
+    )
 
 
 class PenaltyState(eqx.Module):
