@@ -157,10 +157,13 @@ def test_the_callback_sees_every_check_and_can_stop():
 def test_ctrl_c_returns_the_best_point_so_far():
     instance = get("matrix_game")
     bx.solve(instance.problem, instance.start, tolerance=1e-3, max_gradients=100)  # compile
+    # A process begun in the background may have been told to ignore the signal of Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(1.5, _thread.interrupt_main)
     timer.start()
     solution = bx.solve(instance.problem, instance.start, tolerance=1e-3, max_seconds=120)
     timer.cancel()
+    signal.signal(signal.SIGINT, before)
     assert solution.status == "interrupted"
     assert solution.certificate.epsilon == solution.history["epsilon"].min()
     assert solution.gradients > 0
