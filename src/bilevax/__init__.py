@@ -1,21 +1,44 @@
 """Bilevel optimisation with minimax levels on JAX, with answers that are certified."""
 
 from bilevax import problems, terms, theory
-from bilevax.certificates import Certificate, KKTCertificate, StationarityCertificate, certify
-from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.certificates import (
+    Certificate,
+    ConstrainedKKTCertificate,
+    KKTCertificate,
+    StationarityCertificate,
+    certify,
+)
+from bilevax.problems import (
+    BilevelProblem,
+    ConstrainedBilevelProblem,
+    MinimaxProblem,
+    Multipliers,
+    Point,
+)
 from bilevax.solution import History, Solution, SolveError, Status
 from bilevax.solve import solve
-from bilevax.solvers import ExtraGradient, OptFOM, PenaltyMethod, ProximalPoint, Solver
+from bilevax.solvers import (
+    Adaptive,
+    ExtraGradient,
+    OptFOM,
+    PenaltyMethod,
+    ProximalPoint,
+    Solver,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adaptive",
     "BilevelProblem",
     "Certificate",
+    "ConstrainedBilevelProblem",
+    "ConstrainedKKTCertificate",
     "ExtraGradient",
     "History",
     "KKTCertificate",
     "MinimaxProblem",
+    "Multipliers",
     "OptFOM",
     "PenaltyMethod",
     "Point",

@@ -18,15 +18,19 @@ import numpy as np
 
 from bilevax.problems import Point
 
-MAGIC = "bilevax run 1"
+MAGIC = "bilevax run 2"
 
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """Where a run stands: the solver's state, the best point so far, and what the checks saw."""
+    """Where a run stands: the solver's state, the best point so far, and what the checks saw.
+
+    `lift` holds the multiplier bounds of a constrained problem, which grow during a run.
+    """
 
     solver_state: Any
     best: Point
+    lift: Any
     next_check: int
     check_gradients: int
     seconds: float
@@ -44,7 +48,8 @@ def fingerprint(problem: Any, solver: Any, start: Point) -> str:
     digest.update(str(jax.tree.structure((problem, solver))).encode())  # terms, axes, options
     for leaf in jax.tree.leaves((problem, solver)):
         digest.update(_content(leaf))
-    forms = f"{type(problem).__name__} by {type(solver).__name__}"
+    stated = problem[0] if isinstance(problem, tuple) else problem
+    forms = f"{type(stated).__name__} by {type(solver).__name__}"
     return f"{forms}: {', '.join(blocks)}; digest {digest.hexdigest()}"
 
 
@@ -76,7 +81,7 @@ def save(path: str | Path, state: RunState) -> None:
     """Write a state. The file is complete or not there: it is renamed into place at the end."""
     path = Path(path)
     leaves = io.BytesIO()
-    eqx.tree_serialise_leaves(leaves, (state.solver_state, state.best))
+    eqx.tree_serialise_leaves(leaves, (state.solver_state, state.best, state.lift))
     header = {
         "format": MAGIC,
         "fingerprint": state.fingerprint,
@@ -115,6 +120,7 @@ def load(path: str | Path, like: RunState) -> RunState:
         saved = RunState(
             solver_state=None,
             best=like.best,
+            lift=None,
             next_check=int(header["next_check"]),
             check_gradients=int(header["check_gradients"]),
             seconds=float(header["seconds"]),
@@ -124,10 +130,10 @@ def load(path: str | Path, like: RunState) -> RunState:
     except (KeyError, TypeError, ValueError, AttributeError):
         raise damaged from None
     check_same_run(saved, like, str(path))
-    solver_state, best = eqx.tree_deserialise_leaves(
-        io.BytesIO(rest), (like.solver_state, like.best)
+    solver_state, best, lift = eqx.tree_deserialise_leaves(
+        io.BytesIO(rest), (like.solver_state, like.best, like.lift)
     )
-    return dataclasses.replace(saved, solver_state=solver_state, best=best)
+    return dataclasses.replace(saved, solver_state=solver_state, best=best, lift=lift)
 
 
 def check_same_run(saved: RunState, current: RunState, source: str) -> None:

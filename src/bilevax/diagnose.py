@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
+from bilevax.problems.constrained import CONSTRAINTS
 
 
 def where_not_finite(
     problem: Any,
-    solver: Any,
+    output: Callable[[Any], Point],
     advance: Callable[[int], tuple[Any, Any, Any]],
     state: Any,
     finite_at: int,
@@ -32,11 +36,11 @@ def where_not_finite(
         else:
             high = middle
     broken, _, _ = advance(high)
-    point = solver.output(problem, broken)
+    point = output(broken)
     if not bool(trees.all_finite(point)):
-        point = solver.output(problem, last)
+        point = output(last)
     culprit = _culprit(problem, point)
-    after = f"after {int(last.gradients):,} gradients"
+    after = f"after {low:,} gradients"
     if culprit:
         return f"{culprit} {after}, at {point}", last
     return (
@@ -47,7 +51,14 @@ def where_not_finite(
 
 
 def _names(problem: Any) -> str:
+    if isinstance(problem, ConstrainedBilevelProblem):
+        return "upper, lower or a constraint"
     return "upper or lower" if isinstance(problem, BilevelProblem) else "objective"
+
+
+def _total(function: Callable[..., Any], extra: tuple, x: Any, y: Any) -> Array:
+    """The sum of what a function of the constrained problem returns."""
+    return sum((jnp.sum(leaf) for leaf in jax.tree.leaves(function(x, y, *extra))))
 
 
 def _culprit(problem: Any, point: Point) -> str | None:
@@ -55,6 +66,13 @@ def _culprit(problem: Any, point: Point) -> str | None:
     p = point
     if isinstance(problem, MinimaxProblem):
         calls = [("objective", problem.smooth, {"x": p.x, "y": p.y})]
+    elif isinstance(problem, ConstrainedBilevelProblem):
+        calls = [
+            (name, partial(_total, getattr(problem, name), problem.extra), {"x": p.x, "y": there})
+            for name in ("upper", "lower", *CONSTRAINTS)
+            for there in (p.y, p.z)
+            if getattr(problem, name) is not None
+        ]
     else:
         calls = [
             ("upper", problem.smooth_upper, {"x1": p.x1, "x2": p.x2, "y1": p.y1, "y2": p.y2}),

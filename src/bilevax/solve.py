@@ -21,7 +21,9 @@ from bilevax.arguments import non_negative, warn, whole
 from bilevax.certificates import Certificate, judge
 from bilevax.checkpoint import RunState, check_same_run, check_writable, fingerprint, load, save
 from bilevax.diagnose import where_not_finite
-from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.lift import Lift, first_lift, watched
+from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
+from bilevax.problems.lagrangian import bilevel_point, constrained_point, lagrangian
 from bilevax.problems.validate import require_precision, validate
 from bilevax.solution import History, Solution, SolveError, Status
 from bilevax.solvers import PenaltyMethod, ProximalPoint, Solver
@@ -60,11 +62,11 @@ def _output(solver: Solver, problem: Any, state: Any) -> Point:
 
 def default_solver(problem: Any) -> Solver:
     """The solver that `solve` uses when none is named."""
-    return PenaltyMethod() if isinstance(problem, BilevelProblem) else ProximalPoint()
+    return ProximalPoint() if isinstance(problem, MinimaxProblem) else PenaltyMethod()
 
 
 def solve(
-    problem: BilevelProblem | MinimaxProblem,
+    problem: BilevelProblem | ConstrainedBilevelProblem | MinimaxProblem,
     start: Point,
     *,
     tolerance: float = 1e-2,
@@ -81,8 +83,8 @@ def solve(
 
     Args:
         problem: what to solve.
-        start: `Point(x1=…, y1=…, …)`, or `Point(x=…, y=…)` for a minimax problem. A start outside
-            the domain is projected into it, with a warning.
+        start: `Point(x1=…, y1=…, …)`, or `Point(x=…, y=…)` for a minimax or a constrained problem.
+            A start outside the domain is projected into it, with a warning.
         tolerance: ε of the certificate to reach, absolute.
         solver: `PenaltyMethod()` (bilevel) or `ProximalPoint()` (minimax) unless named.
         max_gradients: stop before the solver has evaluated more gradients than this, counted from
@@ -105,8 +107,7 @@ def solve(
     _check_limits(max_gradients, max_seconds, callback, checkpoint)
     if solver is not None and not isinstance(solver, Solver):
         raise TypeError(f"solver must be one of bilevax's, such as PenaltyMethod(), not {solver!r}")
-    solver = (solver or default_solver(problem)).prepare(problem, start, tolerance)
-    run = _Run(problem, solver, start, float(tolerance))
+    run = _Run(problem, solver or default_solver(problem), start, float(tolerance))
     same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
     if resume is not None and not (same_file and not Path(str(resume)).exists()):
         run.resume(resume)
@@ -126,26 +127,49 @@ def solve(
 class _Run:
     """One run of a solver on a problem, from check to check."""
 
-    def __init__(self, problem: Any, solver: Any, start: Point, tolerance: float):
-        self.problem, self.solver, self.tolerance = problem, solver, tolerance
+    def __init__(self, stated: Any, solver: Any, start: Point, tolerance: float):
+        self.stated, self.unprepared, self.start = stated, solver, start
+        self.tolerance = tolerance
+        self.lift: Lift | None = None
+        if isinstance(stated, ConstrainedBilevelProblem) and not solver.takes_constraints:
+            self.lift = first_lift(stated, start)
+        begin = self._build()
         begun = time.perf_counter()
-        self.state = _init(solver, problem, start)
+        self.state = _init(self.solver, self.problem, begin)
         # Zero steps: what this takes is compilation.
-        jax.block_until_ready(_advance(solver, problem, self.state, jnp.asarray(0)))
-        self.best = _output(solver, problem, self.state)
-        self.certificate = judge(problem, self.best)
+        zero = jnp.asarray(0)
+        jax.block_until_ready(_advance(self.solver, self.problem, self.state, zero))
+        self.best = self._stated_point(_output(self.solver, self.problem, self.state))
+        self.certificate = judge(stated, self.best)
         self.compile_seconds = time.perf_counter() - begun
         self.begun = time.perf_counter()
         self.history: dict[str, list[float]] = {}
-        self.fingerprint = fingerprint(problem, solver, start)
+        self.fingerprint = fingerprint((stated, self.problem), self.solver, start)
         self.next_check, self.check_gradients, self.seconds_before = CHECK_FIRST, 0, 0.0
         self.piece = 8
         self.looked_at = 0
         self._record(self.certificate)
 
+    def _build(self) -> Point:
+        """The problem in the form that the solver takes, the solver prepared, the start there."""
+        self.problem, start = self.stated, self.start
+        if self.lift is not None:
+            self.problem = lagrangian(self.stated, self.lift.bounds)
+            start = bilevel_point(start, self.lift.bounds)
+        self.solver = self.unprepared.prepare(self.problem, start, self.tolerance)
+        return start
+
+    def _stated_point(self, point: Point) -> Point:
+        return point if self.lift is None else constrained_point(point)
+
+    @property
+    def earlier(self) -> int:
+        """Gradients before the multiplier bounds last grew."""
+        return 0 if self.lift is None else int(self.lift.gradients)
+
     @property
     def gradients(self) -> int:
-        return int(self.state.gradients)
+        return self.earlier + int(self.state.gradients)
 
     @property
     def seconds(self) -> float:
@@ -155,6 +179,7 @@ class _Run:
         return RunState(
             solver_state=self.state,
             best=self.best,
+            lift=self.lift,
             next_check=self.next_check,
             check_gradients=self.check_gradients,
             seconds=self.seconds,
@@ -167,12 +192,13 @@ class _Run:
         if not isinstance(saved, RunState):
             raise TypeError(f"resume must be a solution's state or a file, not {source!r}")
         check_same_run(saved, self.snapshot(), "this state")
-        self.state, self.best = saved.solver_state, saved.best
+        self.state, self.best, self.lift = saved.solver_state, saved.best, saved.lift
+        self._build()
         self.next_check, self.check_gradients = saved.next_check, saved.check_gradients
         self.seconds_before = saved.seconds
         self.looked_at = int(saved.history["gradients"][-1])
         self.history = {name: list(column) for name, column in saved.history.items()}
-        self.certificate = judge(self.problem, self.best)
+        self.certificate = judge(self.stated, self.best)
 
     def until(
         self,
@@ -194,7 +220,7 @@ class _Run:
                 done, finite = self._to_next_check(most, max_seconds, seconds_before, bar)
                 if not finite:
                     return self._not_finite(most)
-                self._look()
+                done &= not self._look()
                 bar.show(self.gradients, self.certificate.epsilon)
                 if checkpoint is not None:
                     _save_or_warn(checkpoint, self.snapshot())
@@ -226,9 +252,7 @@ class _Run:
             mark = min(self.next_check, most)
             limit = min(mark, self.gradients + self.piece)
             begun, before = time.perf_counter(), self.gradients
-            state, done, finite = _advance(
-                self.solver, self.problem, self.state, jnp.asarray(limit)
-            )
+            state, done, finite = self._advanced(limit)
             done, finite = bool(done), bool(finite)  # waits for the piece
             taken = time.perf_counter() - begun
             if not finite:
@@ -248,17 +272,36 @@ class _Run:
             if done or over or reached:
                 return done, True
 
-    def _look(self) -> None:
-        """Judge the current point, keep it if it is the best, and record what was seen."""
+    def _advanced(self, limit: int) -> tuple[Any, Any, Any]:
+        """Steps up to `limit` gradients in all."""
+        own = jnp.asarray(limit - self.earlier)
+        return _advance(self.solver, self.problem, self.state, own)
+
+    def _look(self) -> bool:
+        """Judge the current point, keep it if it is the best, and record what was seen.
+
+        Says whether the multiplier bounds have just grown, and the solver begun anew from here.
+        """
         if self.looked_at == self.gradients:
-            return
+            return False
         self.looked_at = self.gradients
         point = _output(self.solver, self.problem, self.state)
-        certificate = judge(self.problem, point)
+        stated = self._stated_point(point)
+        certificate = judge(self.stated, stated)
         self.check_gradients += GRADIENTS_PER_CHECK
         if certificate.epsilon <= self.certificate.epsilon:
-            self.best, self.certificate = point, certificate
+            self.best, self.certificate = stated, certificate
         self._record(certificate)
+        if self.lift is None or certificate.certified(self.tolerance):
+            return False
+        before = self.lift
+        self.lift = watched(before, self.stated, point, self.gradients)
+        if self.lift.bounds is before.bounds:
+            return False
+        self._build()
+        begin = bilevel_point(stated, self.lift.bounds)
+        self.state = _init(self.solver, self.problem, begin)
+        return True
 
     def _record(self, certificate: Certificate) -> None:
         row = {"gradients": self.gradients, "seconds": self.seconds} | certificate.as_dict()
@@ -315,9 +358,9 @@ class _Run:
 
     def _not_finite(self, most: int) -> Status:
         limit = min(self.next_check, most, self.gradients + self.piece)
-        advance = lambda upto: _advance(self.solver, self.problem, self.state, jnp.asarray(upto))
+        output = lambda state: self._stated_point(self.solver.output(self.problem, state))
         where, self.state = where_not_finite(
-            self.problem, self.solver, advance, self.state, self.gradients, limit
+            self.stated, output, self._advanced, self.state, self.gradients, limit
         )
         return Status("not finite", f"Not finite: {where}. {self._so_far()}")
 

@@ -11,26 +11,37 @@ import jax.numpy as jnp
 from bilevax import trees
 from bilevax.arguments import positive
 from bilevax.certificates.certificate import Certificate
+from bilevax.certificates.constrained import ConstrainedKKTCertificate, constrained_kkt
+from bilevax.certificates.constrained_witness import constrained_witnesses
 from bilevax.certificates.kkt import KKTCertificate, kkt
 from bilevax.certificates.stationarity import StationarityCertificate, stationarity
 from bilevax.certificates.witness import best_rho, respond
-from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
 from bilevax.problems.validate import check_functions, check_point
 
-__all__ = ["Certificate", "KKTCertificate", "StationarityCertificate", "certify", "judge"]
+__all__ = [
+    "Certificate",
+    "ConstrainedKKTCertificate",
+    "KKTCertificate",
+    "StationarityCertificate",
+    "certify",
+    "judge",
+]
+
+Problem = BilevelProblem | ConstrainedBilevelProblem | MinimaxProblem
 
 
-def certify(
-    problem: BilevelProblem | MinimaxProblem, point: Point, *, rho: Any = None
-) -> Certificate:
+def certify(problem: Problem, point: Point, *, rho: Any = None) -> Certificate:
     """Judge a point: every residual line of the definition, and their maximum ε.
 
     For a minimax problem: ε-stationarity of `Point(x=…, y=…)`. For a bilevel problem: ε-KKT of
     (x1, y1, y2), which asks for *some* ρ > 0 and (x2, z1, z2). A point that carries them all, as a
     solution's point does, is judged with them. Otherwise those missing are sought: z1 and z2 as
-    best responses, x2 likewise from the x2 given, ρ as the best one for them. Where best responses
-    are not unique another choice may certify a smaller ε; so what is returned is always a true
-    bound, but for a point without witnesses perhaps not the least.
+    best responses, x2 likewise from the x2 given, ρ as the best one for them. For a constrained
+    bilevel problem: ε-KKT of (x, y), which asks for some ρ > 0, z, λ and λ̄; a point without all of
+    them gets z and λ̄ from its lower level, solved at x, and the best ρ and λ for these. Where
+    witnesses are not unique another choice may certify a smaller ε; so what is returned is always a
+    true bound, but for a point without witnesses perhaps not the least.
 
     The point is judged where it is; it is not projected. Outside the domain ε is infinite.
     """
@@ -43,6 +54,10 @@ def certify(
         return judge(problem, point)
     rho = point.rho if rho is None else rho
     positive(rho, "point.rho")
+    if isinstance(problem, ConstrainedBilevelProblem):
+        if point.z is None or point.multipliers is None or rho is None:
+            return judge(problem, constrained_witnesses(problem, point, rho))
+        return judge(problem, dataclasses.replace(point, rho=rho))
     if point.z1 is None or (point.z2 is None and problem.y2 is not None):
         point = respond(problem, point)
     dtype = trees.dtype_of(point.x1)
@@ -50,10 +65,13 @@ def certify(
     return judge(problem, dataclasses.replace(point, rho=rho))
 
 
-def judge(problem: BilevelProblem | MinimaxProblem, point: Point) -> Certificate:
+def judge(problem: Problem, point: Point) -> Certificate:
     """The certificate of a point that has all its witnesses."""
     if isinstance(problem, MinimaxProblem):
         numbers = jax.device_get(stationarity(problem, point))
         return StationarityCertificate(**{k: float(v) for k, v in numbers.items()})
+    if isinstance(problem, ConstrainedBilevelProblem):
+        numbers = jax.device_get(constrained_kkt(problem, point))
+        return ConstrainedKKTCertificate(**{k: float(v) for k, v in numbers.items()})
     numbers = jax.device_get(kkt(problem, point))
     return KKTCertificate(**{k: float(v) for k, v in numbers.items()})

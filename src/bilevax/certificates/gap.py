@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.certificates.rounding import ROUNDINGS
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.terms import Term
 from bilevax.trees import Tree
@@ -19,6 +21,22 @@ def linear_excess(term: Term | None, z: Tree, g: Tree) -> Array:
     if term is None:
         return trees.dot(z, g)  # an absent block: zero
     return term.conjugate(g) - trees.dot(g, z)
+
+
+def excess_and_noise(
+    term: Term | None, z: Tree, g: Tree, noise: Array, dtype: jnp.dtype
+) -> tuple[Array, Array]:
+    """`linear_excess`, and what rounding may hide in it: that of g over the way to the best s."""
+    if term is None:
+        return jnp.zeros((), dtype), jnp.zeros((), dtype)
+    value = linear_excess(term, z, g).astype(dtype)
+    reach = term.diameter(z).astype(dtype)
+    # Where the domain is unbounded the supremum in the conjugate is attained at its gradient.
+    best = trees.norm(trees.subtract(jax.grad(term.conjugate)(g), z)).astype(dtype)
+    reach = jnp.where(jnp.isfinite(reach), reach, best)
+    linear = jnp.abs(trees.dot(g, z)).astype(dtype)
+    rounded = ROUNDINGS * jnp.finfo(dtype).eps * (jnp.abs(value) + 2 * linear)
+    return value, rounded + noise.astype(dtype) * reach
 
 
 def saddle_gap(problem: MinimaxProblem, x: Tree, y: Tree, gx: Tree, gy: Tree) -> Array:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.certificate import Certificate, line
-from bilevax.certificates.gap import linear_excess
+from bilevax.certificates.gap import excess_and_noise
 from bilevax.certificates.rounding import ROUNDINGS, gradient_and_noise
 from bilevax.problems import BilevelProblem, Point
 from bilevax.terms import Term
@@ -113,31 +112,15 @@ def gap_bounds(problem: BilevelProblem, point: Point, parts: Pieces) -> tuple[Ar
         return jnp.zeros_like(below) if t is None else t.value(x)
 
     _, of_above, of_below = parts.noise
-    rise, rise_noise = _excess(problem.y2, p.z2, parts.above[2], of_above[2], below.dtype)
+    rise, rise_noise = excess_and_noise(problem.y2, p.z2, parts.above[2], of_above[2], below.dtype)
     slope = trees.scale(-1, parts.below[1])
-    fall, fall_noise = _excess(problem.y1, p.z1, slope, of_below[1], below.dtype)
+    fall, fall_noise = excess_and_noise(problem.y1, p.z1, slope, of_below[1], below.dtype)
     primal = problem.smooth_lower(p.x1, p.y1, p.z2) + term(problem.y1, p.y1) + rise
     dual = problem.smooth_lower(p.x1, p.z1, p.y2) - term(problem.y2, p.y2) - fall
     # Large values that nearly cancel leave the rounding of the large ones.
     size = jnp.abs(primal_here) + jnp.abs(dual_here) + jnp.abs(primal) + jnp.abs(dual)
     noise = ROUNDINGS * jnp.finfo(below.dtype).eps * size + rise_noise + fall_noise
     return below, jnp.maximum(jnp.maximum(primal - dual, below), 0) + noise
-
-
-def _excess(
-    term: Term | None, z: Tree, g: Tree, noise: Array, dtype: jnp.dtype
-) -> tuple[Array, Array]:
-    """`linear_excess`, and what rounding may hide in it: that of g over the way to the best s."""
-    if term is None:
-        return jnp.zeros((), dtype), jnp.zeros((), dtype)
-    value = linear_excess(term, z, g).astype(dtype)
-    reach = term.diameter(z).astype(dtype)
-    # Where the domain is unbounded the supremum in the conjugate is attained at its gradient.
-    best = trees.norm(trees.subtract(jax.grad(term.conjugate)(g), z)).astype(dtype)
-    reach = jnp.where(jnp.isfinite(reach), reach, best)
-    linear = jnp.abs(trees.dot(g, z)).astype(dtype)
-    rounded = ROUNDINGS * jnp.finfo(dtype).eps * (jnp.abs(value) + 2 * linear)
-    return value, rounded + noise.astype(dtype) * reach
 
 
 def _in_domain(problem: BilevelProblem, point: Point) -> Array:

@@ -1,7 +1,14 @@
 """The problem forms, their validation, and the reformulations between them."""
 
 from bilevax.problems.bilevel import BilevelProblem
+from bilevax.problems.constrained import ConstrainedBilevelProblem
 from bilevax.problems.minimax import MinimaxProblem
-from bilevax.problems.point import Point
+from bilevax.problems.point import Multipliers, Point
 
-__all__ = ["BilevelProblem", "MinimaxProblem", "Point"]
+__all__ = [
+    "BilevelProblem",
+    "ConstrainedBilevelProblem",
+    "MinimaxProblem",
+    "Multipliers",
+    "Point",
+]

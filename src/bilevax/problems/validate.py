@@ -16,6 +16,7 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import one_number, positive, warn
 from bilevax.problems.bilevel import LOWER, UPPER, BilevelProblem
+from bilevax.problems.constrained import CONSTRAINTS, ConstrainedBilevelProblem
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
 from bilevax.terms import Term
@@ -25,7 +26,25 @@ from bilevax.trees import Tree
 # Arrays that a function captures are compiled into the program; more than this deserves a warning.
 CAPTURED_BYTES = 1 << 20
 
-BLOCKS = {BilevelProblem: UPPER, MinimaxProblem: ("x", "y")}
+BLOCKS = {
+    BilevelProblem: UPPER,
+    ConstrainedBilevelProblem: ("x", "y"),
+    MinimaxProblem: ("x", "y"),
+}
+# What a point may carry besides its blocks, as witnesses of how good it is.
+WITNESSES = {
+    BilevelProblem: ("z1", "z2", "rho"),
+    ConstrainedBilevelProblem: ("z", "rho", "multipliers"),
+    MinimaxProblem: (),
+}
+# The multipliers of each constraint function.
+OWNERS = {
+    "constraints": ("lam", "lam_bar"),
+    "equalities": ("nu", "nu_bar"),
+    "upper_constraints": ("upper_lam",),
+    "upper_equalities": ("upper_nu",),
+}
+Problem = BilevelProblem | ConstrainedBilevelProblem | MinimaxProblem
 
 
 class StartWarning(UserWarning):
@@ -42,7 +61,7 @@ def require(problem: Any, form: type, solver: str) -> None:
         raise TypeError(f"{solver} solves a {form.__name__}, not a {type(problem).__name__}")
 
 
-def validate(problem: BilevelProblem | MinimaxProblem, start: Any) -> Point:
+def validate(problem: Problem, start: Any) -> Point:
     """The start as arrays inside the domain; raises an error that names what is wrong."""
     start = check_point(problem, start, "start")
     blocks = {name: _inside(term, block, name) for name, term, block in _pairs(problem, start)}
@@ -63,8 +82,8 @@ def check_point(problem: Any, point: Any, what: str = "point") -> Point:
     """The point as arrays of one dtype, with the blocks and shapes that the problem has."""
     if type(problem) not in BLOCKS:
         raise TypeError(
-            "problem must be a bilevax.BilevelProblem or a bilevax.MinimaxProblem, "
-            f"not a {type(problem).__name__}"
+            "problem must be a bilevax.BilevelProblem, a bilevax.ConstrainedBilevelProblem or a "
+            f"bilevax.MinimaxProblem, not a {type(problem).__name__}"
         )
     names = BLOCKS[type(problem)]
     if not isinstance(point, Point):
@@ -74,14 +93,36 @@ def check_point(problem: Any, point: Any, what: str = "point") -> Point:
     point = _as_floats(point, what)
     for name, term, block in _pairs(problem, point):
         term.check_block(block, f"{what}.{name}")
-    for name, owner in (("z1", "y1"), ("z2", "y2")):
+    for name, owner in (("z1", "y1"), ("z2", "y2"), ("z", "y")):
         given, like = getattr(point, name), getattr(point, owner)
         if given is not None and trees.Layout.of(given) != trees.Layout.of(like):
             raise ValueError(
                 f"{what}.{name} must be shaped like {what}.{owner}, but has shapes "
                 f"{jax.tree.map(jnp.shape, given)} against {jax.tree.map(jnp.shape, like)}"
             )
+    if point.multipliers is not None:
+        _check_multipliers(problem, point, what)
     return point
+
+
+def _check_multipliers(problem: ConstrainedBilevelProblem, point: Point, what: str) -> None:
+    """Refuse multipliers that are missing, superfluous, or not shaped like their constraints."""
+    for function, names in OWNERS.items():
+        wanted = jax.eval_shape(lambda x, y, f=function: problem.called(f, x, y), point.x, point.y)
+        for name in names:
+            given = getattr(point.multipliers, name)
+            if (given is None) != (wanted is None):
+                verb = "lacks" if given is None else "has"
+                has = "has" if wanted is not None else "has no"
+                raise ValueError(
+                    f"{what}.multipliers {verb} {name}, but the problem {has} {function}; give all "
+                    "multipliers of its constraints, or leave multipliers out"
+                )
+            if wanted is not None and trees.Layout.of(given) != trees.Layout.of(wanted):
+                raise ValueError(
+                    f"{what}.multipliers.{name} must be shaped like what {function} returns, but "
+                    f"has {jax.tree.map(jnp.shape, given)} against {jax.tree.map(jnp.shape, wanted)}"
+                )
 
 
 def _pairs(problem: Any, point: Point) -> list[tuple[str, Term, Tree]]:
@@ -89,6 +130,8 @@ def _pairs(problem: Any, point: Point) -> list[tuple[str, Term, Tree]]:
     owners = {name: name for name in BLOCKS[type(problem)]}
     if isinstance(problem, BilevelProblem):
         owners |= {"z1": "y1", "z2": "y2"}
+    if isinstance(problem, ConstrainedBilevelProblem):
+        owners |= {"z": "y"}
     return [
         (name, getattr(problem, owner), getattr(point, name))
         for name, owner in owners.items()
@@ -106,11 +149,9 @@ def _check_blocks(problem: Any, start: Point, names: tuple[str, ...], what: str)
                 f"{what} has {name}, but the problem has no term for it; leave it out of the "
                 f"{what}, or give the problem {name}=bilevax.terms.Free() or another term"
             )
-    others = ("x1", "x2", "y1", "y2", "x", "y")
-    if not isinstance(problem, BilevelProblem):
-        others = (*others, "z1", "z2", "rho")
-    for name in others:
-        if name not in names and getattr(start, name) is not None:
+    allowed = (*names, *WITNESSES[type(problem)])
+    for name, block in vars(start).items():
+        if name not in allowed and block is not None:
             raise ValueError(f"{what} has {name}, but a {type(problem).__name__} has only {names}")
     if start.z2 is not None and getattr(problem, "y2", None) is None:
         raise ValueError(f"{what} has z2, but the problem has no y2")
@@ -179,6 +220,11 @@ def _functions(problem: Any, point: Point) -> list[tuple[Callable[..., Array], s
     """Each user function with the name of its argument and the blocks it is called with."""
     if isinstance(problem, MinimaxProblem):
         return [(problem.objective, "objective", {"x": point.x, "y": point.y})]
+    if isinstance(problem, ConstrainedBilevelProblem):
+        names = ("upper", "lower", *CONSTRAINTS)
+        functions = {name: getattr(problem, name) for name in names}
+        blocks = {"x": point.x, "y": point.y}
+        return [(f, name, blocks) for name, f in functions.items() if f is not None]
     return [
         (problem.upper, "upper", {name: getattr(point, name) for name in UPPER}),
         (problem.lower, "lower", {name: getattr(point, name) for name in LOWER}),
@@ -209,17 +255,20 @@ def _check_function(function: Any, label: str, blocks: dict[str, Tree], data: Tr
         shapes = {name: jax.tree.map(jnp.shape, block) for name, block in blocks.items()}
         error.add_note(f"bilevax called {call} with shapes {shapes}; None for an absent block")
         raise
-    if not hasattr(shape, "shape") or shape.shape != ():
+    dtype = trees.dtype_of(list(blocks.values()))
+    if label in CONSTRAINTS:
+        _check_constraint_shapes(shape, label)
+    elif not hasattr(shape, "shape") or shape.shape != ():
         got = f"shape {shape.shape}" if hasattr(shape, "shape") else f"a {type(shape).__name__}"
         raise TypeError(f"{label} must return one number, not {got}; sum or average it")
-    dtype = trees.dtype_of(list(blocks.values()))
-    if not jnp.issubdtype(shape.dtype, jnp.floating):
-        raise TypeError(f"{label} must return a float, not {shape.dtype}")
-    if shape.dtype != dtype:
-        raise TypeError(
-            f"{label} returns {shape.dtype} for a start of {dtype}; make the start, the data and "
-            "the function's own constants one dtype"
-        )
+    for leaf in jax.tree.leaves(shape):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(f"{label} must return a float, not {leaf.dtype}")
+        if leaf.dtype != dtype:
+            raise TypeError(
+                f"{label} returns {leaf.dtype} for a start of {dtype}; make the start, the data "
+                "and the function's own constants one dtype"
+            )
     captured = sum(getattr(c, "nbytes", 0) for c in closed.consts)
     if captured > CAPTURED_BYTES:
         warn(
@@ -229,23 +278,48 @@ def _check_function(function: Any, label: str, blocks: dict[str, Tree], data: Tr
         )
 
 
+def _check_constraint_shapes(shape: Tree, label: str) -> None:
+    leaves = jax.tree.leaves(shape)
+    if not leaves or any(not hasattr(leaf, "shape") for leaf in leaves):
+        raise TypeError(
+            f"{label} must return an array or a pytree of arrays, not {shape!r}; leave {label} out "
+            "if there are none"
+        )
+
+
 @eqx.filter_jit
 def _value_and_gradient(function: Any, blocks: tuple, extra: tuple) -> tuple[Array, tuple]:
-    return jax.value_and_grad(lambda b: function(*b, *extra))(blocks)
+    def total(b: tuple) -> tuple[Array, Tree]:
+        value = function(*b, *extra)  # one number, or the arrays of constraints
+        return sum((jnp.sum(leaf) for leaf in jax.tree.leaves(value))), value
+
+    (_, value), gradient = jax.value_and_grad(total, has_aux=True)(blocks)
+    return value, gradient
 
 
 def _check_finite(function: Any, label: str, blocks: dict[str, Tree], data: Tree) -> None:
     """Refuse a start at which the function or one of its gradients is not finite, naming it."""
     extra = () if data is None else (data,)
     value, gradient = _value_and_gradient(function, tuple(blocks.values()), extra)
-    if not np.isfinite(value):
-        raise ValueError(f"{label} is {value} at the start; choose a start where it is finite")
+    if not bool(trees.all_finite(value)):
+        shown = f"is {value}" if label not in CONSTRAINTS else _first_bad(value)
+        raise ValueError(f"{label} {shown} at the start; choose a start where it is finite")
     for name, part in zip(blocks, gradient):
         if not bool(trees.all_finite(part)):
             raise ValueError(
                 f"the gradient of {label} with respect to {name} is not finite at the start; "
                 "choose another start, or rewrite the function so that it has a gradient there"
             )
+
+
+def _first_bad(values: Tree) -> str:
+    """The first entry of some arrays that is not finite, in words."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(values):
+        bad = np.argwhere(~np.isfinite(np.atleast_1d(leaf)))
+        if len(bad):
+            where = jax.tree_util.keystr(path) + (f"{bad[0].tolist()}" if leaf.ndim else "")
+            return f"holds {np.atleast_1d(leaf)[tuple(bad[0])]} at {where or 'its only entry'}"
+    return "is finite"
 
 
 def require_bounded(term: Term | None, block: Tree, name: str, solver: str) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import equinox as eqx
 from jax import lax
 from jaxtyping import Array
 
 from bilevax.arguments import positive
-from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.problems import Point
 
-Problem = BilevelProblem | MinimaxProblem
 State = TypeVar("State")
 
 
@@ -22,7 +21,12 @@ class Solver(eqx.Module, Generic[State]):
     Nothing here loops on the host: `bilevax.solve` compiles `step` into a loop. A state has a field
     `gradients`, the exact number of gradient evaluations so far, and holds finite numbers only
     unless the user's functions gave others.
+
+    A solver of bilevel problems gets a constrained one as its Lagrangian, unless it
+    `takes_constraints` as they are.
     """
+
+    takes_constraints: ClassVar[bool] = False
 
     @abc.abstractmethod
     def prepare(self, problem: Any, start: Point, tolerance: float) -> Solver:

@@ -1,0 +1,1 @@
+"""Experiments with known answers, run by `bilevax bench`."""

@@ -1,0 +1,134 @@
+"""Find the witnesses of constrained KKT for a point that comes without them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.certificates.constrained import lower_lagrangian, upper_lagrangian
+from bilevax.certificates.witness import best_response
+from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point
+from bilevax.terms import Box, Free, NonNegative, PerLeaf
+from bilevax.trees import Tree
+
+ROUNDS = 60
+GROWTH = 2.0
+# The penalty grows no further than this over where it began.
+MOST = 1e8
+LEAST_RHO = 1e-8
+
+
+class _Round(NamedTuple):
+    z: Tree
+    lam: Tree
+    nu: Tree
+    weight: Array
+    count: Array
+    residual: Array
+
+
+def lower_solution(
+    problem: ConstrainedBilevelProblem, x: Tree, start: Tree
+) -> tuple[Tree, Tree, Tree]:
+    """A solution z of the lower level at x and its multipliers (λ̄, ν̄).
+
+    The augmented Lagrangian method of Rockafellar 1976: z minimises
+    g(x, ·) + (‖[λ + μc]₊‖² + ‖ν + μe‖²)/(2μ), then λ ← [λ + μc]₊ and ν ← ν + μe.
+    """
+    dtype = trees.dtype_of((x, start))
+
+    def shifted(z: Tree, lam: Tree, nu: Tree, weight: Array) -> tuple[Tree, Tree]:
+        c, e = problem.called("constraints", x, z), problem.called("equalities", x, z)
+        up = jax.tree.map(lambda m, v: jnp.maximum(m + weight * v, 0), lam, c)
+        return up, jax.tree.map(lambda m, v: m + weight * v, nu, e)
+
+    def advance(s: _Round) -> _Round:
+        def augmented(z: Tree) -> Array:
+            penalty = trees.square(shifted(z, s.lam, s.nu, s.weight)).astype(dtype)
+            return problem.smooth_lower(x, z) + penalty / (2 * s.weight)
+
+        z = best_response(augmented, problem.y, s.z)
+        lam, nu = shifted(z, s.lam, s.nu, s.weight)
+        moved = trees.norm(trees.subtract((lam, nu), (s.lam, s.nu))).astype(dtype)
+        # The change of the multipliers is weight·(infeasibility and lack of complementarity).
+        residual = moved / s.weight
+        weight = jnp.minimum(GROWTH * s.weight, MOST)
+        return _Round(z, lam, nu, weight, s.count + 1, residual)
+
+    def going(s: _Round) -> Array:
+        return (s.count < ROUNDS) & (s.residual > 16 * jnp.finfo(dtype).eps)
+
+    zeros = lambda name: jax.tree.map(jnp.zeros_like, problem.called(name, x, start))
+    one = jnp.ones((), dtype)
+    first = _Round(start, zeros("constraints"), zeros("equalities"), one, jnp.asarray(0), one)
+    last = lax.while_loop(going, advance, first)
+    return last.z, last.lam, last.nu
+
+
+class _Unknowns(NamedTuple):
+    rho: Array
+    lam: Tree
+    nu: Tree
+    upper_lam: Tree
+    upper_nu: Tree
+
+
+@eqx.filter_jit
+def constrained_witnesses(
+    problem: ConstrainedBilevelProblem, point: Point, rho: Any = None
+) -> Point:
+    """The point with z and λ̄ from the lower level at x, and the best ρ and λ for these.
+
+    The stationarity vector is affine in (ρ, λ, ν, …), so the sum of the squares of the lines that
+    depend on them is convex, and accelerated gradient finds its minimum.
+    """
+    x, y = point.x, point.y
+    dtype = trees.dtype_of((x, y))
+    z, lam_bar, nu_bar = lower_solution(problem, x, y if point.z is None else point.z)
+    bars = Multipliers(lam_bar=lam_bar, nu_bar=nu_bar)
+    of_z = jax.grad(lambda x, z: lower_lagrangian(problem, x, z, bars), argnums=(0, 1))
+    bx, bz = of_z(x, z)
+    names = ("constraints", "equalities", "upper_constraints", "upper_equalities")
+    values = {name: problem.called(name, x, y) for name in names}
+    response = trees.norm(problem.y.residual(z, bz))
+
+    def lines(u: _Unknowns) -> Array:
+        m = Multipliers(lam=u.lam, nu=u.nu, upper_lam=u.upper_lam, upper_nu=u.upper_nu)
+
+        def above(x: Tree, y: Tree) -> Array:
+            lower = Multipliers(lam_bar=u.lam, nu_bar=u.nu)
+            weighed = lower_lagrangian(problem, x, y, lower) - problem.smooth_lower(x, y)
+            own = upper_lagrangian(problem, x, y, m)
+            return own + weighed + u.rho * problem.smooth_lower(x, y)
+
+        ax, ay = jax.grad(above, argnums=(0, 1))(x, y)
+        vector = (
+            problem.x.residual(x, trees.axpy(-u.rho, bx, ax)),
+            (u.rho * problem.y).residual(y, ay),
+        )
+        weighed = zip((u.lam, u.nu, u.upper_lam, u.upper_nu), values.values())
+        products = [trees.dot(m, v).astype(dtype) ** 2 for m, v in weighed if m is not None]
+        return trees.square(vector) + (u.rho * response) ** 2 + sum(products)
+
+    start = jnp.asarray(1.0 if rho is None else rho, dtype)
+    zeros = {name: jax.tree.map(jnp.zeros_like, v) for name, v in values.items()}
+    first = _Unknowns(
+        start,
+        trees.scale(start, lam_bar),
+        trees.scale(start, nu_bar),
+        zeros["upper_constraints"],
+        zeros["upper_equalities"],
+    )
+    of_rho = Box(LEAST_RHO, jnp.inf) if rho is None else Box(start, start)
+    signs = (of_rho, NonNegative(), Free(), NonNegative(), Free())
+    parts = [None if not jax.tree.leaves(u) else t for t, u in zip(signs, first)]
+    best = best_response(lambda u: lines(u) / 2, PerLeaf(_Unknowns(*parts)), first)
+    multipliers = Multipliers(best.lam, lam_bar, best.nu, nu_bar, best.upper_lam, best.upper_nu)
+    return dataclasses.replace(point, z=z, rho=best.rho, multipliers=multipliers)

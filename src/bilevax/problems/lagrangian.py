@@ -1,0 +1,164 @@
+"""From a constrained lower level to a minimax one: the multipliers become variables in boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.problems.bilevel import BilevelProblem
+from bilevax.problems.constrained import ConstrainedBilevelProblem
+from bilevax.problems.point import Multipliers, Point
+from bilevax.terms import Box, PerLeaf, Term
+from bilevax.trees import Tree
+
+
+class MultiplierBounds(eqx.Module):
+    """How large each multiplier may be: pairs (for inequalities, for equalities) of trees.
+
+    `lower` bounds y2 and z2, `upper` the part of x2 that belongs to the upper level's constraints.
+    `shared`, if there, bounds another part of x2: the lower level's constraints once more, as
+    constraints of the upper level. These change nothing where Slater's condition holds for every x,
+    as in the paper, which has them not. Where the lower level is infeasible for some x, bounded
+    multipliers alone would take such an x for a solution.
+    """
+
+    lower: tuple[Tree, Tree]
+    upper: tuple[Tree, Tree]
+    shared: tuple[Tree, Tree] | None
+
+
+class LowerLagrangian(eqx.Module):
+    """g1(x, y) + λᵀc(x, y) + νᵀe(x, y) for y2 = (λ, ν), paper `eq:tildef_cons`."""
+
+    lower: Callable[..., Array]
+    constraints: Callable[..., Tree] | None
+    equalities: Callable[..., Tree] | None
+
+    def __call__(self, x: Tree, y: Tree, y2: Tree, *data: Tree) -> Array:
+        value = self.lower(x, y, *data)
+        return value + _weighed((self.constraints, self.equalities), y2, x, y, data, value.dtype)
+
+
+class UpperLagrangian(eqx.Module):
+    """f1(x, y) with the upper level's constraints, and the shared ones, weighed by x2."""
+
+    upper: Callable[..., Array]
+    own: tuple[Callable[..., Tree] | None, ...]
+    shared: tuple[Callable[..., Tree] | None, ...]
+
+    def __call__(self, x: Tree, x2: Tree, y: Tree, y2: Tree, *data: Tree) -> Array:
+        value = self.upper(x, y, *data)
+        own, shared = (None, None) if x2 is None else x2
+        value = value + _weighed(self.own, own, x, y, data, value.dtype)
+        return value + _weighed(self.shared, shared, x, y, data, value.dtype)
+
+
+def _weighed(
+    functions: tuple, multipliers: Tree, x: Tree, y: Tree, data: tuple, dtype: jnp.dtype
+) -> Array:
+    """Σ ⟨multiplier, function(x, y)⟩; zero where there is none."""
+    if multipliers is None:
+        return jnp.zeros((), dtype)
+    parts = [
+        trees.dot(multiplier, function(x, y, *data)).astype(dtype)
+        for function, multiplier in zip(functions, multipliers)
+        if multiplier is not None
+    ]
+    return sum(parts, jnp.zeros((), dtype))
+
+
+def _boxes(bounds: tuple[Tree, Tree] | None) -> tuple[Tree, Tree] | None:
+    """[0, B] for multipliers of inequalities, [−B, B] for those of equalities."""
+    if bounds is None:
+        return None
+    inequalities, equalities = bounds
+    return (
+        jax.tree.map(lambda b: Box(jnp.zeros_like(b), b), inequalities),
+        jax.tree.map(lambda b: Box(-b, b), equalities),
+    )
+
+
+def _term(boxes: Tree) -> Term | None:
+    is_box = lambda leaf: isinstance(leaf, Term)
+    return PerLeaf(boxes) if jax.tree.leaves(boxes, is_leaf=is_box) else None
+
+
+def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> BilevelProblem:
+    """The bilevel minimax problem of `eq:cons_minmax`: x1 = x, y1 = y, y2 and x2 multipliers."""
+    p = problem
+    pair = (p.constraints, p.equalities)
+    return BilevelProblem(
+        UpperLagrangian(p.upper, (p.upper_constraints, p.upper_equalities), pair),
+        LowerLagrangian(p.lower, *pair),
+        x1=p.x,
+        y1=p.y,
+        x2=_term((_boxes(bounds.upper), _boxes(bounds.shared))),
+        y2=_term(_boxes(bounds.lower)),
+        data=p.data,
+        upper_smoothness=p.upper_smoothness if _term(_boxes(bounds.upper)) is None else None,
+        lower_smoothness=_lower_smoothness(p, bounds),
+        f_low=p.f_low,
+    )
+
+
+def _lower_smoothness(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> Array | None:
+    """L_∇f~ ≤ L_∇g + ‖B‖·L_∇c + L_c, if the problem knows all three (the paper has 2·L_c)."""
+    p = problem
+    if p.constraints is None and p.equalities is None:
+        return p.lower_smoothness
+    given = (p.lower_smoothness, p.constraint_smoothness, p.constraint_lipschitz)
+    if any(constant is None for constant in given):
+        return None
+    objective, bend, slope = given
+    return objective + trees.norm(bounds.lower) * bend + slope
+
+
+def bilevel_point(point: Point, bounds: MultiplierBounds) -> Point:
+    """A constrained point as one of its `lagrangian`; multipliers it lacks begin at zero."""
+    m = Multipliers() if point.multipliers is None else point.multipliers
+
+    def within(values: tuple, limits: tuple | None) -> Tree:
+        if limits is None:
+            return None
+        zero = jax.tree.map(jnp.zeros_like, limits)
+        filled = tuple(z if v is None else v for v, z in zip(values, zero))
+        boxes = _term(_boxes(limits))
+        return filled if boxes is None else boxes.project(filled)
+
+    has_rho = point.rho is not None
+    rho = point.rho if has_rho else 1.0
+    y2 = within((m.lam_bar, m.nu_bar), bounds.lower)
+    # λ = ρ·z2 + (the shared part of x2); what z2 cannot hold goes there.
+    whole = (m.lam, m.nu) if has_rho else (None, None)
+    z2 = within(jax.tree.map(lambda v: v / rho, whole), bounds.lower)
+    z2 = y2 if m.lam is None and m.nu is None else z2
+    rest = jax.tree.map(lambda v, z: v - rho * z, whole, z2) if has_rho else (None, None)
+    x2 = (within((m.upper_lam, m.upper_nu), bounds.upper), within(rest, bounds.shared))
+    return Point(
+        x1=point.x,
+        x2=x2 if jax.tree.leaves(x2) else None,
+        y1=point.y,
+        y2=y2 if jax.tree.leaves(y2) else None,
+        z1=point.y if point.z is None else point.z,
+        z2=z2 if jax.tree.leaves(y2) else None,
+        rho=point.rho,
+    )
+
+
+def constrained_point(point: Point) -> Point:
+    """A point of a `lagrangian` as one of the constrained problem: λ̄ = y2, λ = ρ·z2 + shared."""
+    p = point
+    own, shared = (None, None) if p.x2 is None else p.x2
+    upper_lam, upper_nu = (None, None) if own is None else own
+    lam_bar, nu_bar = (None, None) if p.y2 is None else p.y2
+    whole = None if p.z2 is None else trees.scale(p.rho, p.z2)
+    if shared is not None and whole is not None:
+        whole = jax.tree.map(jnp.add, whole, shared)
+    lam, nu = (None, None) if whole is None else whole
+    multipliers = Multipliers(lam, lam_bar, nu, nu_bar, upper_lam, upper_nu)
+    return Point(x=p.x1, y=p.y1, z=p.z1, rho=p.rho, multipliers=multipliers)
