@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import sys
@@ -36,6 +37,8 @@ PIECE_SECONDS = 0.2
 # Stalled: over this factor in gradients, in which the point moved this often, ε fell by less than
 # that share. (A point that has not moved is being worked on: a subproblem can be long.)
 STALL_SPAN, STALL_MOVES, STALL_SHARE = 8.0, 30, 1e-3
+# No verdict of stalling before so many gradients: in its first steps a method learns.
+STALL_LEAST = 50_000
 # Gradients that one look costs: one for the residuals, one for what rounding may add to them.
 GRADIENTS_PER_CHECK = 2
 
@@ -298,6 +301,10 @@ class _Run:
         self.lift = watched(before, self.stated, point, self.gradients)
         if self.lift.bounds is before.bounds:
             return False
+        if self.solver.keeps_state:
+            self.lift = dataclasses.replace(self.lift, gradients=before.gradients)
+            self.problem = lagrangian(self.stated, self.lift.bounds)
+            return True
         self._build()
         begin = bilevel_point(stated, self.lift.bounds)
         self.state = _init(self.solver, self.problem, begin)
@@ -312,7 +319,7 @@ class _Run:
         counts, seen = self.history["gradients"], self.history["epsilon"]
         early = [e for g, e in zip(counts, seen) if g * STALL_SPAN <= counts[-1]]
         late = seen[len(early) :]
-        if len(set(late)) < STALL_MOVES or not early:
+        if counts[-1] < STALL_LEAST or len(set(late)) < STALL_MOVES or not early:
             return False
         return min(late) > (1 - STALL_SHARE) * min(early)
 

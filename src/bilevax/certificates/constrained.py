@@ -28,7 +28,9 @@ class ConstrainedKKTCertificate(Certificate):
     an allowance for rounding on top.
     """
 
-    stationarity: float = line("dist(0, ∂ of f + ρ(g(x,y) − g(x,z) − λ̄ᵀc(x,z)) + λᵀc(x,y) in (x,y))")
+    stationarity: float = line(
+        "dist(0, ∂ of f + ρ(g(x,y) − g(x,z) − λ̄ᵀc(x,z)) + λᵀc(x,y) in (x,y))"
+    )
     response_z: float = line("dist(0, ρ·∂ of g(x,z) + λ̄ᵀc(x,z) in z)")
     feasibility_z: float = line("‖[c(x,z)]₊‖")
     complementarity_z: float = line("|λ̄ᵀc(x,z)|")

@@ -7,6 +7,7 @@ import sys
 import jax
 import tyro
 
+from bilevax.cli import bench
 from bilevax.cli.demo import demo
 from bilevax.cli.solve import solve
 
@@ -17,6 +18,9 @@ def main(args: list[str] | None = None) -> None:
     commands = tyro.extras.SubcommandApp()
     commands.command(demo)
     commands.command(solve)
+    experiments = tyro.extras.SubcommandApp()
+    experiments.command(bench.linear)
+    commands.command(experiments, name="bench", help="Experiments with known answers.")
     try:
         code = commands.cli(
             prog="bilevax", description="Certified bilevel optimisation.", args=args

@@ -14,13 +14,17 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from bilevax import terms
+from bilevax.problems import linear
 from bilevax.problems.bilevel import BilevelProblem
+from bilevax.problems.constrained import ConstrainedBilevelProblem
 from bilevax.problems.point import Point
 from bilevax.trees import Tree
 
 # Lower levels are scaled by this: the paper's constants grow with their curvature, and its method
 # slows down with it, while the solutions stay the same.
 SCALE = 0.1
+# The gradient of a linear function is constant: any number > 0 is a Lipschitz constant of it.
+FLAT = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,3 +323,60 @@ def get(name: str) -> Instance:
     if name not in INSTANCES:
         raise KeyError(f"no instance {name!r} in the library; there are {', '.join(INSTANCES)}")
     return INSTANCES[name]()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinearInstance:
+    """A bilevel linear problem, `eq:clo`: its arrays, the problem for `solve`, the paper's start.
+
+    `bilevax.problems.linear` has what the arrays say of an answer: `optimum`, `repair`, `violation`
+    and `lower_gap`.
+    """
+
+    data: linear.LinearData
+    problem: ConstrainedBilevelProblem
+    start: Point
+
+
+def bilevel_linear(n: int, m: int, l: int, seed: int) -> LinearInstance:  # noqa: E741
+    """A random bilevel linear problem, min cᵀx + dᵀy over boxes, as the paper draws them.
+
+    x has n entries, y has m, and the lower level min d̃ᵀy has l constraints Ax + By ≤ b.
+    """
+    return bilevel_linear_from(linear.generate(n, m, l, seed))
+
+
+def bilevel_linear_from(data: linear.LinearData) -> LinearInstance:
+    """The bilevel linear problem of given arrays, with its exact constants and the start (0, 0).
+
+    The functions are the same for all data, so one compilation serves all problems of a size.
+    """
+    arrays = {name: getattr(data, name) for name in linear.NAMES}
+    problem = ConstrainedBilevelProblem(
+        _linear_upper,
+        _linear_lower,
+        constraints=_linear_constraints,
+        x=terms.Box(-1.0, 1.0),
+        y=terms.Box(-1.0, 1.0),
+        data=arrays,
+        upper_smoothness=FLAT,
+        lower_smoothness=FLAT,
+        constraint_smoothness=0.0,
+        # At least FLAT, as constraints without any variable have slope zero.
+        constraint_lipschitz=max(float(np.linalg.norm(np.hstack([data.A, data.B]), 2)), FLAT),
+        f_low=-float(np.abs(data.c).sum() + np.abs(data.d).sum()),
+    )
+    start = Point(x=jnp.zeros(data.c.size), y=jnp.zeros(data.d.size))
+    return LinearInstance(data, problem, start)
+
+
+def _linear_upper(x, y, data):
+    return data["c"] @ x + data["d"] @ y
+
+
+def _linear_lower(x, y, data):
+    return data["d_tilde"] @ y
+
+
+def _linear_constraints(x, y, data):
+    return data["A"] @ x + data["B"] @ y - data["b"]

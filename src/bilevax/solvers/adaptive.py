@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -29,6 +29,7 @@ MINIMISED = (X1, Y1, Y2)
 PRIMAL, DUAL = (X1, Y1, Z1), (Y2, X2, Z2)
 # Pairs of blocks whose coupling can make the penalty function nonconvex.
 PAIRS = ((X1, Y1), (X1, Y2), (Y1, Y2))
+COLUMN, PAIR, OWN = range(3)
 
 # Largest step·‖F(u) − F(w)‖/‖u − w‖ at which an extragradient step is taken, and how steps grow.
 RATIO, GROW, SHRINK = 0.95, 1.05, 0.65
@@ -38,12 +39,15 @@ INNER_SHARE, INNER_GRADIENTS, INNER_LEAST = 0.3, 0.25, 400
 # Proximal weights are this much above the nonconvexity that was seen, and grow by BOOST where the
 # subproblem still turns out not to be monotone.
 SAFETY, BOOST = 1.05, 1.5
-# Memory of how far each block moves, and how unequal the weights may become by it.
-MEMORY, UNEQUAL = 0.5, 1e3
-# Rounds of power iteration at first and later, and how much gradients grow between these.
-FIRST_ROUNDS, LATER_ROUNDS, REFRESH = 8, 2, 1.5
-# ρ grows when the residual is at most this share of the gradient's length and the gap too large.
+# How fast it is forgotten how far a block moved, and how unequal the weights may become by it.
+FORGET, UNEQUAL = 1e-2, 1e6
+# Steps of Lanczos for the curvature of a block, how often all curvatures are looked at at first,
+# and how much gradients grow between these looks.
+LANCZOS, FIRST_ROUNDS, REFRESH = 6, 3, 1.5
+# ρ grows when the residual is at most this share of ‖∇f‖ and the gap too large.
 LOOSE, RHO_LEAST, RHO_MOST = 0.01, 2.0, 10.0
+# Too large means: the residual fell by the first factor, and the gap not by the second with it.
+FELL, FOLLOWED = 0.2, 0.5
 # A target that is reached and did not end the run becomes this much smaller.
 TIGHTEN = 0.25
 
@@ -78,19 +82,39 @@ class Blocks:
         """‖v_b‖² for each block."""
         return jax.ops.segment_sum(v * v, self.owner, 6, indices_are_sorted=True)
 
-    def probes(self) -> tuple[tuple[int, int, int], ...]:
-        """The Hessian-vector products of one round of power iteration: (vector, from, to).
 
-        Vector 0 approaches the largest curvature of each block, 1 the most negative one of those
-        minimised over, and 2, 3, 4 the strongest coupling of each of PAIRS, back and forth.
-        """
-        here = [b for b in range(6) if self.sizes[b]]
-        rounds = [(0, b, b) for b in here]
-        rounds += [(1, b, b) for b in MINIMISED if b in here]
-        for number, (i, j) in enumerate(PAIRS):
-            if i in here and j in here:
-                rounds += [(2 + number, j, i), (2 + number, i, j)]
-        return tuple(rounds)
+class Curvature(eqx.Module):
+    """What Hessian-vector products have shown of ∂²P, and the vectors with which to look on."""
+
+    columns: Array  # 6 × 6: ‖∂²P/∂b'∂b‖ along the vector of block b
+    pairs: Array  # the norm of each coupling of PAIRS
+    least: Array  # the least eigenvalue of ∂²P/∂b², for the blocks minimised over
+    column_vectors: Array  # one flat vector: for each block its own
+    pair_vectors: Array  # one flat vector for each pair
+    response: Array  # ∂²P times the part of `column_vectors` that was looked at last
+    last: Array  # Lanczos' last two vectors and his matrix
+    now: Array
+    diagonal: Array
+    beside: Array
+
+    @classmethod
+    def unknown(cls, blocks: Blocks, like: Array) -> Curvature:
+        dtype = like.dtype
+        drawn = jax.random.normal(jax.random.key(0), (1 + len(PAIRS), like.size), dtype)
+        drawn = drawn / jax.vmap(lambda v: blocks.spread(jnp.sqrt(blocks.squares(v))))(drawn)
+        zeros, several = jnp.zeros_like(like), jnp.zeros(LANCZOS, dtype)
+        return cls(
+            columns=jnp.zeros((6, 6), dtype),
+            pairs=jnp.zeros(len(PAIRS), dtype),
+            least=jnp.zeros(len(MINIMISED), dtype),
+            column_vectors=drawn[0],
+            pair_vectors=drawn[1:],
+            response=zeros,
+            last=zeros,
+            now=zeros,
+            diagonal=several,
+            beside=several,
+        )
 
 
 class AdaptiveState(eqx.Module):
@@ -104,16 +128,16 @@ class AdaptiveState(eqx.Module):
     step_size: Array
     rho: Array
     target: Array
+    force: Array  # ‖∇f‖, about
     travel: Array  # how far each block moved lately, from outer iterate to outer iterate
     balance: Array  # steps of primal blocks are longer by this, those of dual blocks shorter
     boost: Array
     weights: Array  # of the proximal term, per block
     metric: Array  # relative step sizes, per block
-    couplings: Array  # 6 × 6: ‖∂²P/∂b∂b'‖ as seen
-    negative: Array  # −(the least eigenvalue of ∂²P/∂b²), or zero
-    probes: Array  # the vectors of power iteration
+    curvature: Curvature
     probing: Array  # products still to be done before the next subproblem
     refreshed: Array  # gradients when the couplings were last looked at
+    seen: Array  # residual and gap when they were last compared, at this ρ
     reference: Array  # the point since which `balance` measures movement
     referenced: Array  # and the gradients then
     inner: Array  # gradients of this subproblem
@@ -131,9 +155,9 @@ class Adaptive(Solver[AdaptiveState]):
     - Step sizes: the local Lipschitz constant that each step shows, in a metric that balances the
       couplings between blocks (as Ruiz 2001 balances rows) and, by how far they have to move,
       primal against dual blocks (as the primal weight of PDLP, Applegate et al. 2021).
-    - W: per block, just above the nonconvexity that power iteration on Hessian-vector products
-      sees. Only blocks that are coupled nonconvexly get a weight, and of two coupled ones the block
-      that moves more gets the smaller share. Where a subproblem is not monotone after all, W grows.
+    - W: per block, just above the nonconvexity that Hessian-vector products show. Of two blocks
+      with a nonconvex coupling the one that moves more is held less; a block without gets none.
+      Where a subproblem is not monotone after all, W grows.
     - Subproblems: solved relative to how far they move the iterate, warm-started.
     - ρ: grows while the gap bound, not the residual, is above the target.
 
@@ -141,12 +165,15 @@ class Adaptive(Solver[AdaptiveState]):
     ends the run.
     """
 
+    keeps_state: ClassVar[bool] = True
+
     rho: Any = None
     step_size: Any = None
     target: Any = None
+    force: Any = None
 
     def __check_init__(self):
-        check_positive(self, "rho", "step_size", "target")
+        check_positive(self, "rho", "step_size", "target", "force")
 
     @property
     def gradients_per_step(self) -> int:
@@ -157,13 +184,15 @@ class Adaptive(Solver[AdaptiveState]):
         for name in ("y1", "y2"):
             require_gap_bound(getattr(problem, name), getattr(start, name), name, "Adaptive")
         dtype = trees.dtype_of(dataclasses.replace(start, rho=None))
-        rho = self.rho
+        steepness, upper, lower = _steepness(problem, start)
+        rho, force = self.rho, steepness if self.force is None else self.force
         if rho is None:
-            rho = start.rho if start.rho is not None else _first_rho(problem, start)
+            rho = upper / lower if start.rho is None else start.rho
         return Adaptive(
             rho=jnp.asarray(rho, dtype),
             step_size=jnp.asarray(1.0 if self.step_size is None else self.step_size, dtype),
             target=jnp.asarray(tolerance if self.target is None else self.target, dtype),
+            force=jnp.asarray(force, dtype),
         )
 
     def init(self, problem: BilevelProblem, start: Point) -> AdaptiveState:
@@ -171,9 +200,6 @@ class Adaptive(Solver[AdaptiveState]):
         blocks = Blocks.of(x, y)
         w = blocks.layout.ravel((*x, *y))
         dtype, zero = w.dtype, jnp.zeros((), int)
-        probes = jax.random.normal(jax.random.key(0), (2 + len(PAIRS), w.size), dtype)
-        norms = jnp.sqrt(jax.vmap(blocks.squares)(probes))
-        probes = probes / jax.vmap(blocks.spread)(norms)
         ones = jnp.ones(6, dtype)
         return AdaptiveState(
             iterate=w,
@@ -184,16 +210,16 @@ class Adaptive(Solver[AdaptiveState]):
             step_size=self.step_size,
             rho=self.rho,
             target=self.target,
+            force=self.force,
             travel=ones,
             balance=jnp.ones((), dtype),
             boost=jnp.ones((), dtype),
             weights=jnp.zeros(6, dtype),
             metric=ones,
-            couplings=jnp.zeros((6, 6), dtype),
-            negative=jnp.zeros(6, dtype),
-            probes=probes,
-            probing=zero + FIRST_ROUNDS * len(blocks.probes()),
+            curvature=Curvature.unknown(blocks, w),
+            probing=zero + FIRST_ROUNDS * len(_products(blocks)),
             refreshed=zero,
+            seen=jnp.asarray([jnp.finfo(dtype).max, 0], dtype),
             reference=w,
             referenced=zero,
             inner=zero,
@@ -237,37 +263,42 @@ def _prox(problem: BilevelProblem, s: AdaptiveState, v: Array, steps: Array) -> 
     return s.blocks.layout.ravel(tuple(moved))
 
 
-def _probe(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
-    """One Hessian-vector product of power iteration; after the last one a subproblem begins."""
-    table = jnp.asarray(s.blocks.probes())
-    vector, source, sink = table[s.probing % len(table)]
-    owner = jnp.asarray(s.blocks.owner)
-    v = jnp.where(owner == source, s.probes[vector], 0)
-    sign = jnp.where(owner < X2, 1, -1).astype(v.dtype)
+def _products(blocks: Blocks) -> tuple[tuple[int, int, int], ...]:
+    """The Hessian-vector products of one look at all curvatures: (kind, block or pair, phase).
+
+    The last come first: `probing` counts down.
+    """
+    here = [b for b in range(6) if blocks.sizes[b]]
+    pairs = [n for n, (i, j) in enumerate(PAIRS) if i in here and j in here]
+    own = [(OWN, b, k) for b in MINIMISED if b in here for k in range(LANCZOS)]
+    table = own + [(PAIR, n, k) for n in pairs for k in (0, 1)]
+    table += [(COLUMN, b, k) for b in here for k in (0, 1)]
+    return tuple(reversed(table))
+
+
+def _curved(problem: BilevelProblem, s: AdaptiveState, v: Array) -> Array:
+    """∂²P·v"""
     _, bent = jax.jvp(lambda w: _operator(problem, s, w), (s.center,), (v,))
-    bent = sign * bent  # ∇²P·v
-    lengths = jnp.sqrt(s.blocks.squares(bent))
-    couplings = s.couplings.at[:, source].set(lengths)
-    # Towards the most negative eigenvalue: the same with (largest curvature)·I − ∇²P.
-    shifted = vector == 1
-    top = s.couplings[source, source]
-    onward = jnp.where(owner == sink, jnp.where(shifted, top * v - bent, bent), 0)
-    length = jnp.sqrt(jnp.vdot(onward, onward))
-    some = length > 0
-    found = jnp.where(
-        owner == sink, onward / jnp.where(some, length, 1), s.probes[vector]
-    )
-    probes = s.probes.at[vector].set(jnp.where(some, found, s.probes[vector]))
-    own = jnp.where(shifted, top, lengths[source])  # a shifted product measures no curvature
-    couplings = couplings.at[source, source].set(own)
-    negative = s.negative.at[source].set(
-        jnp.where(shifted, jnp.maximum(length - top, 0), s.negative[source])
+    return jnp.where(s.blocks.owner < X2, 1, -1).astype(v.dtype) * bent
+
+
+def _probe(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
+    """One Hessian-vector product; after the last one a subproblem begins."""
+    table = jnp.asarray(_products(s.blocks))
+    kind, which, phase = table[(s.probing - 1) % len(table)]
+    owner = jnp.asarray(s.blocks.owner)
+    c = s.curvature
+    seen = lax.switch(
+        kind,
+        (
+            lambda: _probe_column(problem, s, c, owner == which, which, phase),
+            lambda: _probe_pair(problem, s, c, owner, which, phase),
+            lambda: _probe_own(problem, s, c, owner == which, which, phase),
+        ),
     )
     s = dataclasses.replace(
         s,
-        couplings=couplings,
-        negative=negative,
-        probes=probes,
+        curvature=seen,
         probing=s.probing - 1,
         refreshed=s.gradients,
         gradients=s.gradients + 2,
@@ -275,15 +306,118 @@ def _probe(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     return lax.cond(s.probing == 0, lambda: _begin(s), lambda: s)
 
 
+def _unit(v: Array, instead: Array) -> tuple[Array, Array]:
+    """v at length one, or what to take instead of a zero, and its length."""
+    length = jnp.sqrt(jnp.vdot(v, v))
+    return jnp.where(length > 0, v / jnp.where(length > 0, length, 1), instead), length
+
+
+def _probe_column(
+    problem: BilevelProblem, s: AdaptiveState, c: Curvature, mine: Array, block: Array, phase: Array
+) -> Curvature:
+    """Power iteration on all that one block is coupled to: first u = ∂²P·v, then v ← (∂²P·u)_b."""
+    forth = phase == 0
+    bent = _curved(problem, s, jnp.where(forth, jnp.where(mine, c.column_vectors, 0), c.response))
+    lengths = jnp.sqrt(s.blocks.squares(bent))
+    back, _ = _unit(jnp.where(mine, bent, 0), jnp.where(mine, c.column_vectors, 0))
+    return dataclasses.replace(
+        c,
+        columns=jnp.where(forth, c.columns.at[:, block].set(lengths), c.columns),
+        column_vectors=jnp.where(~forth & mine, back, c.column_vectors),
+        response=jnp.where(forth, bent, c.response),
+    )
+
+
+def _probe_pair(
+    problem: BilevelProblem, s: AdaptiveState, c: Curvature, owner: Array, pair: Array, phase: Array
+) -> Curvature:
+    """Power iteration on the coupling of two blocks, from the second to the first and back."""
+    ends = jnp.asarray(PAIRS)[pair]
+    source, sink = owner == ends[1 - phase], owner == ends[phase]
+    v = c.pair_vectors[pair]
+    bent = _curved(problem, s, jnp.where(source, v, 0))
+    onward, length = _unit(jnp.where(sink, bent, 0), jnp.where(sink, v, 0))
+    return dataclasses.replace(
+        c,
+        pairs=c.pairs.at[pair].set(length),
+        pair_vectors=c.pair_vectors.at[pair].set(jnp.where(sink, onward, v)),
+    )
+
+
+def _probe_own(
+    problem: BilevelProblem, s: AdaptiveState, c: Curvature, mine: Array, block: Array, step: Array
+) -> Curvature:
+    """One step of Lanczos' method on one block of ∂²P; its least eigenvalue after the last."""
+    first = step == 0
+    key = jax.random.fold_in(jax.random.key(1), s.gradients)
+    drawn, _ = _unit(jnp.where(mine, jax.random.normal(key, mine.shape, s.center.dtype), 0), c.now)
+    now, last = jnp.where(first, drawn, c.now), jnp.where(first, 0, c.last)
+    before = jnp.where(first, 0, c.beside[step - 1])
+    bent = jnp.where(mine, _curved(problem, s, now), 0) - before * last
+    along = jnp.vdot(bent, now)
+    following, length = _unit(bent - along * now, jnp.zeros_like(now))
+    # An invariant space: what is left is rounding, and the rest of the matrix stays zero.
+    some = length > 1e4 * jnp.finfo(bent.dtype).eps * (jnp.abs(along) + before)
+    diagonal = jnp.where(first, along, c.diagonal).at[step].set(along)
+    beside = jnp.where(first, 0, c.beside).at[step].set(jnp.where(some, length, 0))
+    alive = jnp.any(now != 0)
+    diagonal = jnp.where(alive, diagonal, c.diagonal)
+    beside = jnp.where(alive, beside, c.beside)
+
+    def least() -> Array:
+        matrix = jnp.diag(diagonal) + jnp.diag(beside[:-1], 1) + jnp.diag(beside[:-1], -1)
+        return c.least.at[block].set(jnp.linalg.eigvalsh(matrix)[0])
+
+    return dataclasses.replace(
+        c,
+        least=lax.cond(step == LANCZOS - 1, least, lambda: c.least),
+        last=now,
+        now=jnp.where(some, following, 0),
+        diagonal=diagonal,
+        beside=beside,
+    )
+
+
+def _relative(s: AdaptiveState) -> Array:
+    """Each minimised block's travel against the largest."""
+    ours = jnp.asarray(s.blocks.present) & (jnp.arange(6) < X2)
+    most = jnp.max(jnp.where(ours, s.travel, 0))
+    share = jnp.where(most > 0, s.travel / jnp.where(most > 0, most, 1), 1)
+    return jnp.where(ours, jnp.maximum(share, 1 / UNEQUAL), 1)
+
+
+def _weights(s: AdaptiveState) -> Array:
+    """Proximal weights W for (x1, y1, y2) with W + ∂²ₓₓP ⪰ 0.
+
+    With K = (least eigenvalues of the blocks on the diagonal, −norms of their couplings beside),
+    uᵀ∂²ₓₓP·u ≥ aᵀKa for the lengths a of u's blocks, so K + W ⪰ 0 suffices. Of all such W one wants
+    the blocks that move to be held least: W = ω/travel² is a first choice, and then each weight in
+    turn becomes as small as the others allow.
+    """
+    c, travel = s.curvature, _relative(s)[:X2]
+    K = jnp.diag(c.least)
+    for norm, (i, j) in zip(c.pairs, PAIRS):
+        K = K.at[i, j].set(-norm).at[j, i].set(-norm)
+    scaled = K * travel[:, None] * travel[None, :]
+    omega = jnp.maximum(-jnp.linalg.eigvalsh(scaled)[0], 0)
+    W = SAFETY * omega / travel**2
+    trifle = 1e-12 * jnp.max(jnp.abs(K)) + jnp.finfo(K.dtype).tiny
+    for b in (Y1, X1, Y2):
+        rest = [i for i in MINIMISED if i != b]
+        others = (K + jnp.diag(W + trifle))[jnp.asarray(rest)][:, jnp.asarray(rest)]
+        side = K[b, jnp.asarray(rest)]
+        needed = jnp.vdot(side, jnp.linalg.solve(others, side)) - K[b, b]
+        W = W.at[b].set(jnp.clip(SAFETY * needed, 0, W[b]))
+    size = jnp.diag(c.columns)[:X2]
+    return s.boost * W + (s.boost - 1) * 0.01 * size
+
+
 def _begin(s: AdaptiveState) -> AdaptiveState:
     """A new subproblem: weights and metric from what is known now."""
     present = jnp.asarray(s.blocks.present)
-    couplings = jnp.maximum(s.couplings, s.couplings.T)
+    couplings = jnp.maximum(s.curvature.columns, s.curvature.columns.T)
     minimised = jnp.arange(6) < X2
-    # Diagonally dominant in the scale of each block's travel: W + ∇²ₓₓP ⪰ 0.
-    both = minimised[:, None] & minimised[None, :] & ~jnp.eye(6, dtype=bool)
-    pull = jnp.where(both, couplings * s.travel[None, :] / s.travel[:, None], 0)
-    weights = SAFETY * s.boost * (s.negative + jnp.sum(pull, axis=1))
+    weights = jnp.zeros(6, couplings.dtype).at[:X2].set(_weights(s))
     weights = jnp.where(minimised & present, weights, 0)
     curved = couplings + jnp.diag(weights)
     metric = _balanced(jnp.where(present[:, None] & present[None, :], curved, 0))
@@ -334,7 +468,8 @@ def _move(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     residual = along((s.iterate - half) / length + turned)
     # Monotone? If not, the proximal weights are too small.
     turning = jnp.vdot(turned, moved)
-    bent = ~too_long & (turning < -1e3 * eps * turn * distance)
+    noise = eps * distance * (1e3 * turn + 64 * along(there))
+    bent = ~too_long & (turning < -noise)
     boost = jnp.where(bent, BOOST * s.boost, s.boost)
     weights_now = jnp.where(bent, BOOST * s.weights, s.weights)
     s = dataclasses.replace(
@@ -349,33 +484,44 @@ def _move(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
         inner=s.inner + 2,
         gradients=s.gradients + 2,
     )
-    pull = along(s.blocks.spread(s.weights) * (s.half - s.center))
     most = jnp.maximum(INNER_GRADIENTS * s.gradients, INNER_LEAST)
-    ends = ~too_long & ((s.residual <= INNER_SHARE * pull) | (s.inner >= most))
+    ends = ~too_long & ((s.residual <= INNER_SHARE * _pull(s)) | (s.inner >= most))
     ends |= ~too_long & (s.residual <= 4 * eps * along(s.slope))
     return lax.cond(ends, lambda: _conclude(problem, s), lambda: s)
+
+
+def _pull(s: AdaptiveState) -> Array:
+    """The length of the proximal term's gradient, in the metric."""
+    pull = s.blocks.spread(s.weights) * (s.half - s.center)
+    return jnp.sqrt(jnp.sum(s.blocks.spread(s.metric) * pull * pull))
 
 
 def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     """The outer iterate moves to where the subproblem ended; then ρ, balance and travel follow."""
     moved = jnp.sqrt(s.blocks.squares(s.half - s.center))
-    kept = s.travel ** (1 - MEMORY) * jnp.where(moved > 0, moved, s.travel) ** MEMORY
-    minimised = jnp.asarray(s.blocks.present) & (jnp.arange(6) < X2)
-    middle = jnp.sum(jnp.where(minimised, jnp.log(kept), 0)) / jnp.maximum(jnp.sum(minimised), 1)
-    travel = jnp.clip(kept / jnp.exp(middle), 1 / UNEQUAL, UNEQUAL)
-    travel = jnp.where(minimised, travel, 1)
+    kept = jnp.sqrt(s.travel * jnp.maximum(moved, FORGET * s.travel))
+    travel = jnp.where(s.outer > 0, kept, moved)
 
-    residual, gap, length = _lines(problem, s)
+    primal, dual, gap = _lines(problem, s)
+    residual = jnp.maximum(primal, dual)
     reached = (residual <= s.target) & (gap <= s.target)
-    raising = ~reached & (residual <= jnp.maximum(s.target, LOOSE * length)) & (gap > s.target)
+    settled = s.residual <= INNER_SHARE * _pull(s)
+    loose = settled & (residual <= jnp.maximum(s.target, LOOSE * s.force))
+    # A gap that falls with the residual will vanish with it: then ρ is large enough.
+    seen_residual, seen_gap = s.seen
+    fell = (residual <= s.target) | (residual <= FELL * seen_residual)
+    raising = ~reached & loose & fell & (gap > s.target) & (gap > FOLLOWED * seen_gap)
+    noted = jnp.stack([residual, gap])
+    fresh = jnp.asarray([jnp.finfo(noted.dtype).max, 0], noted.dtype)  # nothing seen yet at a new ρ
+    seen = jnp.where(raising, fresh, jnp.where(loose & fell, noted, s.seen))
     factor = jnp.clip(jnp.sqrt(gap / s.target), RHO_LEAST, RHO_MOST)
     rho = jnp.where(raising, s.rho * factor, s.rho)
     target = jnp.where(reached, TIGHTEN * s.target, s.target)
 
-    due = s.gradients > 1.2 * s.referenced + 200
+    due = settled & (s.gradients > 1.2 * s.referenced + 200)
     balance = jnp.where(due, _balance(s), s.balance)
     stale = raising | (s.gradients > REFRESH * s.refreshed)
-    rounds = LATER_ROUNDS * len(s.blocks.probes())
+    rounds = len(_products(s.blocks))
     s = dataclasses.replace(
         s,
         center=s.half,
@@ -385,6 +531,7 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
         balance=balance,
         boost=jnp.maximum(1, 0.9 * s.boost),
         probing=jnp.where(stale, rounds, 0).astype(s.probing.dtype),
+        seen=seen,
         reference=jnp.where(due, s.half, s.reference),
         referenced=jnp.where(due, s.gradients, s.referenced),
         outer=s.outer + 1,
@@ -402,11 +549,12 @@ def _balance(s: AdaptiveState) -> Array:
     of_dual = jnp.sqrt(jnp.sum(jnp.where(~primal & present, far, 0)))
     both = (of_primal > 0) & (of_dual > 0)
     seen = jnp.where(both, of_primal / jnp.where(both, of_dual, 1), s.balance)
-    return jnp.clip(jnp.sqrt(s.balance * seen), 1e-4, 1e4)
+    change = jnp.clip(jnp.sqrt(seen / s.balance), 0.5, 2.0)
+    return jnp.clip(s.balance * change, 1e-4, 1e4)
 
 
 def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Array]:
-    """The certificate's residual and gap at `half`, from the gradient there, and its length."""
+    """The certificate's residuals at `half`, of primal and of dual blocks, and its gap."""
     parts = s.blocks.layout.unravel(s.half)
     slopes = s.blocks.layout.unravel(s.slope)
     terms = _terms(problem, s.rho)
@@ -414,8 +562,8 @@ def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Arr
         jnp.zeros((), s.half.dtype) if t is None else trees.norm(t.residual(a, g))
         for t, a, g in zip(terms, parts, slopes)
     ]
-    stationarity = jnp.sqrt(sizes[X1] ** 2 + sizes[Y1] ** 2 + sizes[Y2] ** 2)
-    residual = jnp.max(jnp.stack([stationarity, *sizes[X2:]]))
+    of_primal = jnp.maximum(jnp.hypot(sizes[X1], sizes[Y1]), sizes[Z1])
+    of_dual = jnp.max(jnp.stack([sizes[Y2], sizes[X2], sizes[Z2]]))
     # The slopes in (z1, z2) are those of −ρ·f~ and ρ·f~ there: what bounds the gap.
     x1, y1, y2, _, z1, z2 = parts
     value = problem.smooth_lower(x1, y1, z2) + problem.y1.value(y1)
@@ -424,22 +572,31 @@ def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Arr
     fall = linear_excess(problem.y1, z1, trees.scale(-1 / s.rho, slopes[Z1]))
     rise = linear_excess(problem.y2, z2, trees.scale(-1 / s.rho, slopes[Z2]))
     gap = value + fall.astype(value.dtype) + rise.astype(value.dtype)
-    return residual, gap, jnp.sqrt(jnp.vdot(s.slope, s.slope))
+    return of_primal, of_dual, gap
 
 
-def _first_rho(problem: BilevelProblem, start: Point) -> float:
-    """How much steeper the upper level is than the lower, in y1, over the domain."""
-    term = PerLeaf((problem.x1, problem.x2, problem.y1, problem.y2))
-    blocks = (start.x1, start.x2, start.y1, start.y2)
+def _steepness(problem: BilevelProblem, start: Point) -> tuple[float, float, float]:
+    """‖∇f‖, and ‖∇f‖ and ‖∇f~‖ in y1 alone, over the domain: the middle of a few samples.
 
-    @eqx.filter_jit
-    def slopes(key: Array) -> tuple[Array, Array]:
-        x1, x2, y1, y2 = sample_domain(term, blocks, key)
-        upper = problem.upper_gradient(x1, x2, y1, y2)[2]
-        lower = problem.lower_gradient(x1, y1, y2)[1]
-        return trees.norm(upper), trees.norm(lower)
+    The maximising blocks stay where they start: bounds of multipliers say nothing about a problem.
+    """
+    seen = _slopes(problem, start)
+    return tuple(_middle(sizes) for sizes in seen)  # pyright: ignore[reportReturnType]
 
-    seen = np.asarray([slopes(key) for key in jax.random.split(jax.random.key(0), 9)], float)
-    upper, lower = np.median(seen, axis=0)
-    rho = upper / lower if lower > 0 else 1.0
-    return float(np.clip(rho, 1e-3, 1e6)) if np.isfinite(rho) and rho > 0 else 1.0
+
+@eqx.filter_jit
+def _slopes(problem: BilevelProblem, start: Point) -> tuple[Array, ...]:
+    term = PerLeaf((problem.x1, problem.y1))
+
+    def at(key: Array) -> tuple[Array, ...]:
+        x1, y1 = sample_domain(term, (start.x1, start.y1), key)
+        in_x, _, in_y, _ = problem.upper_gradient(x1, start.x2, y1, start.y2)
+        lower = problem.lower_gradient(x1, y1, start.y2)[1]
+        return trees.norm((in_x, in_y)), trees.norm(in_y), trees.norm(lower)
+
+    return lax.map(at, jax.random.split(jax.random.key(0), 9))
+
+
+def _middle(sizes: Array) -> float:
+    found = float(jnp.median(sizes))
+    return float(np.clip(found, 1e-6, 1e6)) if np.isfinite(found) else 1.0

@@ -23,10 +23,12 @@ class Solver(eqx.Module, Generic[State]):
     unless the user's functions gave others.
 
     A solver of bilevel problems gets a constrained one as its Lagrangian, unless it
-    `takes_constraints` as they are.
+    `takes_constraints` as they are. When the bounds of its multipliers grow the solver begins anew
+    from where it is, with constants for the new bounds, unless it `keeps_state`.
     """
 
     takes_constraints: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = False
 
     @abc.abstractmethod
     def prepare(self, problem: Any, start: Point, tolerance: float) -> Solver:

@@ -209,7 +209,9 @@ def _given(bound: Tree, like: Tree, name: str) -> Tree:
         return jax.tree.map(lambda s: jnp.full_like(s, bound), like)
     (first, _) = like
     try:
-        spread = jax.tree.map(lambda b, s: jnp.broadcast_to(jnp.asarray(b, s.dtype), s.shape), bound, first)
+        spread = jax.tree.map(
+            lambda b, s: jnp.broadcast_to(jnp.asarray(b, s.dtype), s.shape), bound, first
+        )
     except (ValueError, TypeError):
         raise ValueError(
             f"{name} must be one number or shaped like what the constraints return, "
@@ -255,5 +257,3 @@ def with_bounds(problem: ConstrainedBilevelProblem, start: Point) -> tuple[Any, 
 
     bounds = first_bounds(problem, start)
     return lagrangian(problem, bounds), bilevel_point(start, bounds)
-
-

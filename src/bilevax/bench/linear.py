@@ -1,0 +1,645 @@
+"""The paper's experiment on bilevel linear problems (`tab:clo`, `fig:clbo`), judged exactly.
+
+Every method gets the same problems, the same start and the same time. An answer is judged by the
+library's certificate, by what its x is worth once the lower level is solved exactly (`repair`), and
+against the exact optimum. Problems of one size run together under `vmap` where that was measured
+to be faster (`benchmarks/vmap_linear.py`), else one after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.arguments import non_negative, positive, whole
+from bilevax.problems import ConstrainedBilevelProblem, linear
+from bilevax.problems.library import LinearInstance, bilevel_linear_from
+from bilevax.problems.validate import require_precision
+from bilevax.solution import Solution, Status
+from bilevax.solve import CHECK_FIRST, CHECK_GROWTH, PIECE_SECONDS, _Run, solve
+from bilevax.solvers import Adaptive, PenaltyMethod, Solver
+
+METHODS = ("paper", "tuned", "fop", "smo", "adaptive")
+SIZES = (100, 200, 300, 400, 500)
+# The paper's bound on the multipliers, its smaller L, and the size of its figure.
+MULTIPLIER_BOUND, TUNED, SHOWN = 200.0, 6.0, 400
+# Up to this n a method is faster under `vmap` over problems, on a CPU: where all take the same
+# branch at the same time, and a problem alone is too small to keep the machine busy.
+TOGETHER = {"paper": 300, "tuned": 300}
+HEADER = ("n", "m", "l", "method", "certified", "objective", "repaired", "optimum", "rel. error")
+HEADER += ("gradients", "seconds")
+CURVES = ("gradients", "objective", "lower_gap", "feasibility")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What to run. With `load`, a folder of .npz files, nothing is drawn at random."""
+
+    sizes: tuple[int, ...] = SIZES
+    instances: int = 5
+    methods: tuple[str, ...] = METHODS
+    tolerance: float = 0.01
+    seed: int = 0
+    max_seconds: float = 60.0
+    load: Path | None = None
+    json: Path | None = None
+    plot: Path | None = None
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            whole(size, "sizes", 1)
+        whole(self.instances, "instances", 1)
+        whole(self.seed, "seed", 0)
+        positive(self.tolerance, "tolerance")
+        require_precision(self.tolerance, jnp.zeros(()).dtype)
+        non_negative(self.max_seconds, "max_seconds")
+        for name, values in (("sizes", self.sizes), ("methods", self.methods)):
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name} must be one or more, each once, not {values}")
+        if unknown := [name for name in self.methods if name not in METHODS]:
+            raise ValueError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
+        if self.json is not None:
+            _check_output(self.json, "json")
+        if self.plot is not None:
+            _check_output(self.plot, "plot")
+            _check_picture(self.plot)
+
+    @property
+    def command(self) -> str:
+        """The command that runs just this."""
+        words = ["bilevax", "bench", "linear"]
+        own = ("load",) if self.load is not None else ("sizes", "instances", "seed")
+        for name in (*own, "methods", "tolerance", "max_seconds", "json", "plot"):
+            value = getattr(self, name)
+            if value is not None:
+                several = value if isinstance(value, tuple) else (value,)
+                words += [f"--{name.replace('_', '-')}", *(str(one) for one in several)]
+        return shlex.join(words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One solve. What a refused solve did not find is None.
+
+    `status` is the code of `Solution.status`, or "refused" where the method raised; `sentence` says
+    why. `epsilon`, `rho` and `objective` are the certificate's; `violation` and `lower_gap` come
+    from HiGHS, as do `repaired_objective` and `optimum`; `relative_error` is that of the former two
+    against each other. `optimum` is None where the exact answer is not known. `seconds` of problems
+    that ran together, `together` of them, is each one's share.
+    """
+
+    n: int
+    m: int
+    l: int  # noqa: E741
+    instance: str
+    method: str
+    status: str = "refused"
+    sentence: str = ""
+    epsilon: float | None = None
+    rho: float | None = None
+    gradients: int | None = None
+    seconds: float | None = None
+    compile_seconds: float | None = None
+    setup_seconds: float | None = None
+    together: int = 1
+    objective: float | None = None
+    violation: float | None = None
+    lower_gap: float | None = None
+    repaired_objective: float | None = None
+    optimum: float | None = None
+    optimum_proven: bool = False
+    relative_error: float | None = None
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return self.n, self.m, self.l
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """What every check saw on one problem, by method: the columns `CURVES`."""
+
+    n: int
+    instance: str
+    optimum: float | None
+    tolerance: float
+    by_method: dict[str, dict[str, list[float]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    records: tuple[Record, ...]
+    curves: Curves | None
+    interrupted: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    name: str
+    data: linear.LinearData
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return self.data.c.size, self.data.d.size, self.data.b.size
+
+
+def method(
+    name: str, instance: LinearInstance, tolerance: float
+) -> tuple[ConstrainedBilevelProblem, Solver]:
+    """A method of the experiment by its name, and the problem as that method is told it.
+
+    `paper` is Algorithm `alg:first-order-new` with ε = tolerance, ρ = 1/ε, multipliers in [0, B]
+    with B = 200 and L = L_f + 2ρ(L_f̄ + B√l·L_∇ḡ + 2L_ḡ); `tuned` has L = 6 instead. `adaptive` is
+    told nothing.
+    """
+    problem = instance.problem
+    if name == "adaptive":
+        return problem, Adaptive()
+    if name == "fop":
+        from bilevax.solvers.fop import FOP
+
+        return problem, FOP()
+    if name == "smo":
+        from bilevax.solvers.smo import SMO
+
+        return problem, SMO()
+    bounded = dataclasses.replace(problem, multiplier_bound=MULTIPLIER_BOUND)
+    smoothness = TUNED if name == "tuned" else paper_smoothness(instance, tolerance)
+    return bounded, PenaltyMethod(epsilon=tolerance, smoothness=smoothness)
+
+
+def paper_smoothness(instance: LinearInstance, epsilon: float) -> float:
+    """L_f + 2ρ(L_f̄ + B√l·L_∇ḡ + 2L_ḡ) with ρ = 1/ε: the paper's bound on L_∇P₁."""
+    p = instance.problem
+    constants = (
+        p.upper_smoothness,
+        p.lower_smoothness,
+        p.constraint_smoothness,
+        p.constraint_lipschitz,
+    )
+    upper, lower, bend, slope = (float(np.asarray(constant)) for constant in constants)
+    many = MULTIPLIER_BOUND * math.sqrt(instance.data.b.size)
+    return upper + 2 / epsilon * (lower + many * bend + 2 * slope)
+
+
+def experiment(settings: Settings, progress: bool | None = None) -> Results:
+    """Run it all; write the JSON file and the plot. Ctrl-C ends it with what there is so far."""
+    cases = _cases(settings)
+    shown = _shown(cases)
+    records: list[Record] = []
+    curves: Curves | None = None
+    interrupted = False
+    try:
+        with _Bar(progress, len(cases) * len(settings.methods)) as bar:
+            for size, group in itertools.groupby(cases, key=lambda case: case.size):
+                todo = [_Task(case, bilevel_linear_from(case.data)) for case in group]
+                for name in settings.methods:
+                    together = len(todo) > 1 and _faster_together(name, size[0])
+                    for tasks in [todo] if together else [[task] for task in todo]:
+                        bar.at(f"n = {size[0]}, {', '.join(t.case.name for t in tasks)}: {name}")
+                        for task, outcome in zip(tasks, _outcomes(tasks, name, settings)):
+                            records.append(_record(task, name, outcome, len(tasks)))
+                            if task.case is shown and isinstance(outcome.found, Solution):
+                                curves = _with_curve(curves, task, name, outcome.found)
+                            bar.step()
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        results = Results(tuple(records), curves, interrupted)
+        if settings.json is not None and records:
+            write(settings.json, results, settings)
+    if settings.plot is not None and curves is not None:
+        plot(curves, settings.plot)
+    return results
+
+
+def _cases(settings: Settings) -> list[_Case]:
+    if settings.load is not None:
+        data = linear.load_directory(settings.load)
+        names = (file.stem for file in sorted(Path(settings.load).glob("*.npz")))
+        cases = [_Case(name, one) for name, one in zip(names, data)]
+        return sorted(cases, key=lambda case: case.size)
+    seeds = range(settings.seed, settings.seed + settings.instances)
+    return [
+        _Case(str(seed), linear.generate(n, n, max(1, n // 20), seed))
+        for n in settings.sizes
+        for seed in seeds
+    ]
+
+
+def _shown(cases: list[_Case]) -> _Case:
+    """The problem of the figure: the first of the paper's size, else of the largest."""
+    of_size = [case for case in cases if case.size[0] == SHOWN]
+    return (of_size or [max(cases, key=lambda case: case.size)])[0]
+
+
+class _Task:
+    """A problem with its exact optimum, or None where the data are such that the LP is not it."""
+
+    def __init__(self, case: _Case, instance: LinearInstance):
+        self.case, self.instance = case, instance
+        try:
+            self.best = linear.optimum(case.data)
+        except (ValueError, RuntimeError):
+            self.best = None
+
+    def told(self, name: str, tolerance: float) -> tuple[Any, Solver]:
+        return method(name, self.instance, tolerance)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """A solution, or why there is none; and the seconds of the whole call."""
+
+    found: Solution | str
+    seconds: float
+
+
+def _outcomes(tasks: list[_Task], name: str, settings: Settings) -> list[_Outcome]:
+    """Solve one problem, or several together. Raises KeyboardInterrupt if one was interrupted."""
+    begun = time.perf_counter()
+    found: list[Any]
+    try:
+        told = [task.told(name, settings.tolerance) for task in tasks]
+        if len(tasks) > 1:
+            starts = [task.instance.start for task in tasks]
+            runs = [
+                _Shared(problem, solver, start, settings.tolerance)
+                for (problem, solver), start in zip(told, starts)
+            ]
+            found = _solve_together(runs, settings.max_seconds)
+        else:
+            ((problem, solver),) = told
+            found = [
+                solve(
+                    problem,
+                    tasks[0].instance.start,
+                    tolerance=settings.tolerance,
+                    solver=solver,
+                    max_seconds=settings.max_seconds,
+                    progress=False,
+                )
+            ]
+    except (ValueError, RuntimeError) as error:
+        # That a method cannot do a problem is a result.
+        found = [str(error)] * len(tasks)
+    if any(isinstance(f, Solution) and f.status == "interrupted" for f in found):
+        raise KeyboardInterrupt
+    taken = (time.perf_counter() - begun) / len(tasks)
+    return [_Outcome(one, taken) for one in found]
+
+
+def _record(task: _Task, name: str, outcome: _Outcome, together: int) -> Record:
+    (n, m, l), best, found = task.case.size, task.best, outcome.found  # noqa: E741
+    about = Record(
+        *(n, m, l, task.case.name, name),
+        together=together,
+        optimum=None if best is None else best.value,
+        optimum_proven=best is not None and best.proven,
+    )
+    if isinstance(found, str):
+        return dataclasses.replace(about, sentence=found)
+    data = task.case.data
+    x, y = np.asarray(found.point.x), np.asarray(found.point.y)
+    repaired = linear.repair(data, x).objective
+    error = None if best is None else (repaired - best.value) / (abs(best.value) or 1.0)
+    return dataclasses.replace(
+        about,
+        status=found.status.code,
+        sentence=found.status.sentence,
+        epsilon=float(found.certificate.epsilon),
+        rho=float(found.certificate.as_dict()["rho"]),
+        gradients=int(found.gradients),
+        seconds=found.seconds,
+        compile_seconds=found.compile_seconds,
+        setup_seconds=max(0.0, outcome.seconds - found.seconds - found.compile_seconds),
+        objective=float(found.certificate.objective),
+        violation=linear.violation(data, x, y),
+        lower_gap=linear.lower_gap(data, x, y),
+        repaired_objective=repaired,
+        relative_error=error,
+    )
+
+
+def _with_curve(curves: Curves | None, task: _Task, name: str, found: Solution) -> Curves:
+    value = None if task.best is None else task.best.value
+    lines = {} if curves is None else curves.by_method
+    own = {column: found.history[column].tolist() for column in CURVES}
+    case = task.case
+    return Curves(case.size[0], case.name, value, found.tolerance, lines | {name: own})
+
+
+def _faster_together(name: str, n: int) -> bool:
+    return n <= TOGETHER.get(name, 0) and jax.default_backend() == "cpu"
+
+
+class _Shared(_Run):
+    """A run among others: `share` is its part of the time that they took together."""
+
+    share = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.share
+
+
+def _one_advance(solver: Any, problem: Any, state: Any, limit: Array) -> tuple[Any, Array, Array]:
+    """As in `solve`; of the state's gradients the number too, and what else the host must know."""
+    state = solver.advance(problem, state, limit)
+    known = jnp.stack([solver.done(problem, state), trees.all_finite(state)])
+    return state, state.gradients, known
+
+
+_advance_all = eqx.filter_jit(eqx.filter_vmap(_one_advance))
+
+
+@eqx.filter_jit
+def _apart(state: Any) -> list[Any]:
+    """A stacked state as a list of states."""
+    count = len(jax.tree.leaves(state)[0])
+    return [jax.tree.map(lambda a, i=i: a[i], state) for i in range(count)]
+
+
+def _stacked(several: list[Any]) -> Any:
+    """Trees of one structure as one tree whose arrays have a first axis more."""
+    numeric = lambda leaf: isinstance(leaf, jax.Array | np.ndarray)
+    join = lambda *parts: jnp.stack(parts) if numeric(parts[0]) else parts[0]
+    return jax.tree.map(join, *several)
+
+
+def _solve_together(runs: list[_Shared], max_seconds: float) -> list[Solution]:
+    """What `solve` does for one problem of fixed multiplier bounds, for all in step.
+
+    Every run has the checks of a run alone; one that has ended waits for the others.
+    """
+    begun = time.perf_counter()
+    solver, problem, state = _stacked([(run.solver, run.problem, run.state) for run in runs])
+    none = jnp.zeros(len(runs), int)
+    jax.block_until_ready(_apart(_advance_all(solver, problem, state, none)[0]))
+    compiling = (time.perf_counter() - begun) / len(runs)
+    for run in runs:
+        run.compile_seconds += compiling
+    gradients = np.asarray([run.gradients for run in runs])
+    ended: dict[int, Solution] = {}
+    piece = 8
+    while len(ended) < len(runs):
+        begun = time.perf_counter()
+        going = [i for i in range(len(runs)) if i not in ended]
+        limits = [min(run.next_check, n + piece) for run, n in zip(runs, gradients.tolist())]
+        limits = jnp.asarray([limit if i in going else 0 for i, limit in enumerate(limits)])
+        state, gradients, known = _advance_all(solver, problem, state, limits)
+        gradients, (done, finite) = np.asarray(gradients), np.asarray(known).T  # waits
+        grow = np.clip(PIECE_SECONDS / max(time.perf_counter() - begun, 1e-6), 0.25, 4.0)
+        piece = int(np.clip(piece * grow, 8, 1 << 30))
+        over = max(runs[i].share for i in going) > max_seconds
+        step = runs[0].solver.gradients_per_step
+        due = [i for i in going if done[i] or not finite[i] or over]
+        due += [i for i in going if i not in due and gradients[i] + step > runs[i].next_check]
+        states = _apart(state) if due else []
+        for i in due:
+            if not finite[i]:
+                status = Status("not finite", f"Not finite. {runs[i]._so_far()}")
+            else:
+                status = _looked(runs[i], states[i], bool(done[i]))
+                if status is None and over:
+                    status = runs[i]._spent(f"max_seconds={max_seconds:g}")
+            if status is not None:
+                ended[i] = runs[i].solution(status)
+        taken = (time.perf_counter() - begun) / len(going)
+        for i in going:
+            runs[i].share += taken
+    return [ended[i] for i in range(len(runs))]
+
+
+def _looked(run: _Shared, state: Any, done: bool) -> Status | None:
+    """Take a run to its new state and look at it; how it ended, if it did."""
+    run.state = state
+    if run.gradients + run.solver.gradients_per_step > run.next_check:
+        following = math.ceil(run.next_check * CHECK_GROWTH)
+        run.next_check = max(following, run.next_check + CHECK_FIRST)
+    run._look()
+    if run.certificate.certified(run.tolerance):
+        return run._certified()
+    if done:
+        return run._stopped_itself()
+    if run._stalled():
+        return Status("stalled", f"Stalled. {run._so_far()} {run._advice()}")
+    return None
+
+
+def table(records: Iterable[Record]) -> str:
+    """The paper's table, with what its objectives hide, as aligned text."""
+    records = list(records)
+    rows = [list[str](HEADER)]
+    before = None
+    for size, name, group in _groups(records):
+        solved = [record for record in group if record.status != "refused"]
+        first = [str(part) for part in size] if size != before else ["", "", ""]
+        certified = sum(record.status == "certified" for record in group)
+        star = "" if all(record.optimum_proven for record in group) else "*"
+        optima = _mean(record.optimum for record in group)
+        rows.append(
+            [
+                *first,
+                name,
+                f"{certified} of {len(group)}",
+                _number(_mean(record.objective for record in solved), ".4f"),
+                _number(_mean(record.repaired_objective for record in solved), ".4f"),
+                "unknown" if optima is None else f"{optima:.4f}{star}",
+                _number(_mean(record.relative_error for record in solved), ".1e"),
+                _number(_median(record.gradients for record in solved), ",.0f"),
+                _number(_median(record.seconds for record in solved), ".2f"),
+            ]
+        )
+        before = size
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    left = rows[0].index("method")
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column == left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+    lines.insert(1, "-" * max(len(line) for line in lines))
+    lines += [
+        "",
+        "Means of objectives and errors, medians of gradients and seconds (compilation apart).",
+        "An objective below the optimum is no better answer but a violation exploited, of the",
+        "constraints or of the lower level's optimality; `repaired` is what the x found is worth",
+        "once the lower level answers it exactly.",
+    ]
+    if any(record.optimum is not None and not record.optimum_proven for record in records):
+        lines.append("* the best value known; not proven to be the optimum for every instance.")
+    if refused := [record for record in records if record.status == "refused"]:
+        lines.append("Refused, and left out of the means:")
+        lines += [f"  n = {r.n}, {r.instance}, {r.method}: {r.sentence}" for r in refused]
+    return "\n".join(lines)
+
+
+def _groups(records: list[Record]) -> Iterator[tuple[tuple[int, int, int], str, list[Record]]]:
+    """Records by size and method, each in the order of their first appearance."""
+    keys = dict.fromkeys((record.size, record.method) for record in records)
+    sizes = list(dict.fromkeys(size for size, _ in keys))
+    for size, name in sorted(keys, key=lambda key: sizes.index(key[0])):
+        yield size, name, [r for r in records if r.size == size and r.method == name]
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return float(np.mean(known)) if known else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return float(np.median(known)) if known else None
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def write(path: Path, results: Results, settings: Settings) -> None:
+    """Write the results as JSON, where null stands for what is unknown or not finite.
+
+    The file is complete or as it was before: it is renamed into place at the end.
+    """
+    own = ("bilevax", "jax", "jaxlib", "equinox", "numpy", "scipy")
+    content = {
+        "command": settings.command,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in own},
+        "device": str(jax.devices()[0]),
+        "cpu": platform.machine(),
+        "interrupted": results.interrupted,
+        "records": [dataclasses.asdict(record) for record in results.records],
+        "curves": None if results.curves is None else dataclasses.asdict(results.curves),
+    }
+    text = json.dumps(_finite(content), indent=1, allow_nan=False) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}~")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def plot(curves: Curves, path: Path) -> None:
+    """Three panels as in `fig:clbo`: objective, lower-level gap, infeasibility, over gradients."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    for name, columns in curves.by_method.items():
+        seen = {column: np.asarray(values, float) for column, values in columns.items()}
+        moved = seen["gradients"] > 0  # the start itself has no place on a logarithmic axis
+        gradients = seen["gradients"][moved]
+        style = {"linewidth": 1.4, "label": name, "color": f"C{METHODS.index(name)}"}
+        if name == "adaptive":
+            style["marker"] = "."
+        left.plot(gradients, seen["objective"][moved], **style)
+        for axes, column in ((middle, "lower_gap"), (right, "feasibility")):
+            # A residual of zero is drawn at the lower edge, where it goes out of the picture.
+            axes.plot(gradients, np.maximum(seen[column][moved], 1e-16), **style)
+    if curves.optimum is not None:
+        left.axhline(curves.optimum, color="0.4", linestyle=":", linewidth=1.2, label="optimum")
+    for axes in (middle, right):
+        axes.axhline(curves.tolerance, color="0.4", linestyle=":", linewidth=1.2, label="tolerance")
+        axes.set(yscale="log")
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, 1e-9), max(high, 10 * curves.tolerance))
+    for axes, title in (
+        (left, "objective value"),
+        (middle, "lower optimality gap"),
+        (right, "infeasibility"),
+    ):
+        axes.set(xscale="log", xlabel="gradient evaluations", title=title)
+        axes.grid(alpha=0.3, linewidth=0.4)
+    left.legend(frameon=False, fontsize="small")
+    figure.suptitle(f"One bilevel linear problem, n = {curves.n} (instance {curves.instance})")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _check_output(path: Path, name: str) -> None:
+    """Refuse, before a run, a file that could not be written after it."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{name} must be the path of a file; {path} is a folder")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{name}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"{name}: {path} cannot be written")
+
+
+def _check_picture(path: Path) -> None:
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in known:
+        raise ValueError(f"plot: {path} must end in one of .{', .'.join(sorted(known))}")
+
+
+class _Bar:
+    """A line that shows which solve is under way, on a terminal; nothing elsewhere."""
+
+    def __init__(self, wanted: bool | None, total: int):
+        if wanted is None:
+            wanted = sys.stderr.isatty() and not os.environ.get("CI")
+        self.bar: Any = None
+        if wanted:
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=total, unit=" solves", desc="bilevax bench linear")
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def at(self, what: str) -> None:
+        if self.bar is not None:
+            self.bar.set_postfix_str(what)
+
+    def step(self) -> None:
+        if self.bar is not None:
+            self.bar.update(1)

@@ -1,0 +1,40 @@
+"""SMO, a baseline for constrained lower levels: stages of an augmented Lagrangian."""
+
+from __future__ import annotations
+
+import itertools
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from bilevax.solvers.stages import Stage, Stages
+
+DECAY = 0.8
+
+
+class SMO(Stages):
+    """The sequential minimax optimisation of Lu and Mei (2025).
+
+    A_k = g + (‖[λ_k + µ_k·c]₊‖² + ‖ν_k + µ_k·e‖² − ‖λ_k‖² − ‖ν_k‖²)/(2µ_k), λ_0 = 0, ν_0 = 0, with
+    ε_k = max(0.8^k, ε) until it is ε, ρ_k = 1/ε_k, µ_k = ε_k⁻³ and ε̂_k = ε_k/(2√µ_k).
+    λ = ρ[λ_k + µc(x, y)]₊, λ̄ = [λ_k + µc(x, z)]₊, which is λ_{k+1}, and likewise ν, ν̄ without
+    [·]₊. Only one schedule is published, so both names of `schedule` stand for it.
+
+    ε is `epsilon`, or the tolerance of `solve`. The constants L_f (`upper_smoothness`), L_g
+    (`lower_smoothness`), L_c (`constraint_lipschitz`), L_∇c (`constraint_smoothness`) and
+    c_hi ≥ ‖(c, e)‖ (`constraint_bound`) are the solver's if given, else the problem's, else
+    estimated; `diameter` is that of y, `stages` the number of stages. A value given to `outer`
+    itself goes before the one that a stage would set.
+    """
+
+    keeps_multipliers: ClassVar[bool] = True
+
+    def count(self, epsilon: float) -> int:
+        return next(k + 1 for k in itertools.count() if DECAY**k <= epsilon)
+
+    def constants(self, stage: Array) -> Stage:
+        dtype = self.epsilon.dtype
+        epsilon = jnp.maximum(jnp.asarray(DECAY, dtype) ** stage.astype(dtype), self.epsilon)
+        weight = epsilon**-3
+        return Stage(1 / epsilon, weight, epsilon, epsilon / (2 * jnp.sqrt(weight)))
