@@ -18,6 +18,8 @@ from bilevax.problems import (
 from bilevax.solution import History, Solution, SolveError, Status
 from bilevax.solve import solve
 from bilevax.solvers import (
+    FOP,
+    SMO,
     Adaptive,
     ExtraGradient,
     OptFOM,
@@ -29,6 +31,8 @@ from bilevax.solvers import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "FOP",
+    "SMO",
     "Adaptive",
     "BilevelProblem",
     "Certificate",

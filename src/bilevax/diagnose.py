@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
@@ -58,7 +57,7 @@ def _names(problem: Any) -> str:
 
 def _total(function: Callable[..., Any], extra: tuple, x: Any, y: Any) -> Array:
     """The sum of what a function of the constrained problem returns."""
-    return sum((jnp.sum(leaf) for leaf in jax.tree.leaves(function(x, y, *extra))))
+    return trees.total(function(x, y, *extra))
 
 
 def _culprit(problem: Any, point: Point) -> str | None:

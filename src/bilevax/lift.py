@@ -1,4 +1,4 @@
-"""How a constrained problem is run: as its Lagrangian, whose multiplier bounds grow when touched."""
+"""How a constrained problem is run: as its Lagrangian, with multiplier bounds that may grow."""
 
 from __future__ import annotations
 

@@ -316,6 +316,8 @@ class _Run:
             self.history.setdefault(name, []).append(value)
 
     def _stalled(self) -> bool:
+        if self.solver.in_stages:
+            return False
         counts, seen = self.history["gradients"], self.history["epsilon"]
         early = [e for g, e in zip(counts, seen) if g * STALL_SPAN <= counts[-1]]
         late = seen[len(early) :]

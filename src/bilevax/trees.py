@@ -29,6 +29,11 @@ def dot(a: Tree, b: Tree) -> Array:
     return functools.reduce(operator.add, products) if products else jnp.zeros(())
 
 
+def total(a: Tree) -> Array:
+    """The sum of all entries."""
+    return jnp.sum(jnp.stack([jnp.sum(leaf) for leaf in jax.tree.leaves(a)]))
+
+
 def square(a: Tree) -> Array:
     """‖a‖²"""
     return dot(a, a)

@@ -9,33 +9,26 @@ to be faster (`benchmarks/vmap_linear.py`), else one after the other.
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import importlib.metadata
 import itertools
-import json
 import math
-import os
-import platform
 import shlex
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
-from bilevax import trees
 from bilevax.arguments import non_negative, positive, whole
+from bilevax.bench.output import Bar, check_output, write_json
+from bilevax.bench.together import Shared, solve_together
 from bilevax.problems import ConstrainedBilevelProblem, linear
 from bilevax.problems.library import LinearInstance, bilevel_linear_from
 from bilevax.problems.validate import require_precision
-from bilevax.solution import Solution, Status
-from bilevax.solve import CHECK_FIRST, CHECK_GROWTH, PIECE_SECONDS, _Run, solve
+from bilevax.solution import Solution
+from bilevax.solve import solve
 from bilevax.solvers import Adaptive, PenaltyMethod, Solver
 
 METHODS = ("paper", "tuned", "fop", "smo", "adaptive")
@@ -44,7 +37,7 @@ SIZES = (100, 200, 300, 400, 500)
 MULTIPLIER_BOUND, TUNED, SHOWN = 200.0, 6.0, 400
 # Up to this n a method is faster under `vmap` over problems, on a CPU: where all take the same
 # branch at the same time, and a problem alone is too small to keep the machine busy.
-TOGETHER = {"paper": 300, "tuned": 300}
+TOGETHER = {"paper": 500, "tuned": 300}
 HEADER = ("n", "m", "l", "method", "certified", "objective", "repaired", "optimum", "rel. error")
 HEADER += ("gradients", "seconds")
 CURVES = ("gradients", "objective", "lower_gap", "feasibility")
@@ -78,9 +71,9 @@ class Settings:
         if unknown := [name for name in self.methods if name not in METHODS]:
             raise ValueError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
         if self.json is not None:
-            _check_output(self.json, "json")
+            check_output(self.json, "json")
         if self.plot is not None:
-            _check_output(self.plot, "plot")
+            check_output(self.plot, "plot")
             _check_picture(self.plot)
 
     @property
@@ -207,9 +200,9 @@ def experiment(settings: Settings, progress: bool | None = None) -> Results:
     shown = _shown(cases)
     records: list[Record] = []
     curves: Curves | None = None
-    interrupted = False
+    interrupted = True
     try:
-        with _Bar(progress, len(cases) * len(settings.methods)) as bar:
+        with Bar(progress, len(cases) * len(settings.methods), "linear") as bar:
             for size, group in itertools.groupby(cases, key=lambda case: case.size):
                 todo = [_Task(case, bilevel_linear_from(case.data)) for case in group]
                 for name in settings.methods:
@@ -221,8 +214,9 @@ def experiment(settings: Settings, progress: bool | None = None) -> Results:
                             if task.case is shown and isinstance(outcome.found, Solution):
                                 curves = _with_curve(curves, task, name, outcome.found)
                             bar.step()
+        interrupted = False
     except KeyboardInterrupt:
-        interrupted = True
+        pass
     finally:
         results = Results(tuple(records), curves, interrupted)
         if settings.json is not None and records:
@@ -283,10 +277,10 @@ def _outcomes(tasks: list[_Task], name: str, settings: Settings) -> list[_Outcom
         if len(tasks) > 1:
             starts = [task.instance.start for task in tasks]
             runs = [
-                _Shared(problem, solver, start, settings.tolerance)
+                Shared(problem, solver, start, settings.tolerance)
                 for (problem, solver), start in zip(told, starts)
             ]
-            found = _solve_together(runs, settings.max_seconds)
+            found = solve_together(runs, settings.max_seconds)
         else:
             ((problem, solver),) = told
             found = [
@@ -350,100 +344,6 @@ def _with_curve(curves: Curves | None, task: _Task, name: str, found: Solution) 
 
 def _faster_together(name: str, n: int) -> bool:
     return n <= TOGETHER.get(name, 0) and jax.default_backend() == "cpu"
-
-
-class _Shared(_Run):
-    """A run among others: `share` is its part of the time that they took together."""
-
-    share = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.share
-
-
-def _one_advance(solver: Any, problem: Any, state: Any, limit: Array) -> tuple[Any, Array, Array]:
-    """As in `solve`; of the state's gradients the number too, and what else the host must know."""
-    state = solver.advance(problem, state, limit)
-    known = jnp.stack([solver.done(problem, state), trees.all_finite(state)])
-    return state, state.gradients, known
-
-
-_advance_all = eqx.filter_jit(eqx.filter_vmap(_one_advance))
-
-
-@eqx.filter_jit
-def _apart(state: Any) -> list[Any]:
-    """A stacked state as a list of states."""
-    count = len(jax.tree.leaves(state)[0])
-    return [jax.tree.map(lambda a, i=i: a[i], state) for i in range(count)]
-
-
-def _stacked(several: list[Any]) -> Any:
-    """Trees of one structure as one tree whose arrays have a first axis more."""
-    numeric = lambda leaf: isinstance(leaf, jax.Array | np.ndarray)
-    join = lambda *parts: jnp.stack(parts) if numeric(parts[0]) else parts[0]
-    return jax.tree.map(join, *several)
-
-
-def _solve_together(runs: list[_Shared], max_seconds: float) -> list[Solution]:
-    """What `solve` does for one problem of fixed multiplier bounds, for all in step.
-
-    Every run has the checks of a run alone; one that has ended waits for the others.
-    """
-    begun = time.perf_counter()
-    solver, problem, state = _stacked([(run.solver, run.problem, run.state) for run in runs])
-    none = jnp.zeros(len(runs), int)
-    jax.block_until_ready(_apart(_advance_all(solver, problem, state, none)[0]))
-    compiling = (time.perf_counter() - begun) / len(runs)
-    for run in runs:
-        run.compile_seconds += compiling
-    gradients = np.asarray([run.gradients for run in runs])
-    ended: dict[int, Solution] = {}
-    piece = 8
-    while len(ended) < len(runs):
-        begun = time.perf_counter()
-        going = [i for i in range(len(runs)) if i not in ended]
-        limits = [min(run.next_check, n + piece) for run, n in zip(runs, gradients.tolist())]
-        limits = jnp.asarray([limit if i in going else 0 for i, limit in enumerate(limits)])
-        state, gradients, known = _advance_all(solver, problem, state, limits)
-        gradients, (done, finite) = np.asarray(gradients), np.asarray(known).T  # waits
-        grow = np.clip(PIECE_SECONDS / max(time.perf_counter() - begun, 1e-6), 0.25, 4.0)
-        piece = int(np.clip(piece * grow, 8, 1 << 30))
-        over = max(runs[i].share for i in going) > max_seconds
-        step = runs[0].solver.gradients_per_step
-        due = [i for i in going if done[i] or not finite[i] or over]
-        due += [i for i in going if i not in due and gradients[i] + step > runs[i].next_check]
-        states = _apart(state) if due else []
-        for i in due:
-            if not finite[i]:
-                status = Status("not finite", f"Not finite. {runs[i]._so_far()}")
-            else:
-                status = _looked(runs[i], states[i], bool(done[i]))
-                if status is None and over:
-                    status = runs[i]._spent(f"max_seconds={max_seconds:g}")
-            if status is not None:
-                ended[i] = runs[i].solution(status)
-        taken = (time.perf_counter() - begun) / len(going)
-        for i in going:
-            runs[i].share += taken
-    return [ended[i] for i in range(len(runs))]
-
-
-def _looked(run: _Shared, state: Any, done: bool) -> Status | None:
-    """Take a run to its new state and look at it; how it ended, if it did."""
-    run.state = state
-    if run.gradients + run.solver.gradients_per_step > run.next_check:
-        following = math.ceil(run.next_check * CHECK_GROWTH)
-        run.next_check = max(following, run.next_check + CHECK_FIRST)
-    run._look()
-    if run.certificate.certified(run.tolerance):
-        return run._certified()
-    if done:
-        return run._stopped_itself()
-    if run._stalled():
-        return Status("stalled", f"Stalled. {run._so_far()} {run._advice()}")
-    return None
 
 
 def table(records: Iterable[Record]) -> str:
@@ -523,41 +423,13 @@ def _number(value: float | None, form: str) -> str:
 
 
 def write(path: Path, results: Results, settings: Settings) -> None:
-    """Write the results as JSON, where null stands for what is unknown or not finite.
-
-    The file is complete or as it was before: it is renamed into place at the end.
-    """
-    own = ("bilevax", "jax", "jaxlib", "equinox", "numpy", "scipy")
+    """Write the results with the command that made them."""
     content = {
-        "command": settings.command,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in own},
-        "device": str(jax.devices()[0]),
-        "cpu": platform.machine(),
         "interrupted": results.interrupted,
         "records": [dataclasses.asdict(record) for record in results.records],
         "curves": None if results.curves is None else dataclasses.asdict(results.curves),
     }
-    text = json.dumps(_finite(content), indent=1, allow_nan=False) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}~")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+    write_json(path, settings.command, content)
 
 
 def plot(curves: Curves, path: Path) -> None:
@@ -599,47 +471,9 @@ def plot(curves: Curves, path: Path) -> None:
     plt.close(figure)
 
 
-def _check_output(path: Path, name: str) -> None:
-    """Refuse, before a run, a file that could not be written after it."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{name} must be the path of a file; {path} is a folder")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{name}: there is no folder {path.parent}; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise PermissionError(f"{name}: {path} cannot be written")
-
-
 def _check_picture(path: Path) -> None:
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in known:
         raise ValueError(f"plot: {path} must end in one of .{', .'.join(sorted(known))}")
-
-
-class _Bar:
-    """A line that shows which solve is under way, on a terminal; nothing elsewhere."""
-
-    def __init__(self, wanted: bool | None, total: int):
-        if wanted is None:
-            wanted = sys.stderr.isatty() and not os.environ.get("CI")
-        self.bar: Any = None
-        if wanted:
-            from tqdm import tqdm
-
-            self.bar = tqdm(total=total, unit=" solves", desc="bilevax bench linear")
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def at(self, what: str) -> None:
-        if self.bar is not None:
-            self.bar.set_postfix_str(what)
-
-    def step(self) -> None:
-        if self.bar is not None:
-            self.bar.update(1)

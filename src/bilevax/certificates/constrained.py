@@ -109,7 +109,7 @@ def _feasibility(
 def _absolute(multiplier: Tree, values: Tree, noise: Array) -> Array:
     """|⟨multiplier, values⟩| with its rounding, and what `noise` in the values makes of it."""
     if multiplier is None:
-        return jnp.zeros(())
+        return jnp.zeros_like(noise)
     products = jax.tree.map(lambda m, v: jnp.sum(jnp.abs(m * v)), multiplier, values)
     eps = jnp.finfo(trees.dtype_of(values)).eps
     rounding = ROUNDINGS * eps * sum(jax.tree.leaves(products))
@@ -126,7 +126,8 @@ def _values_noise(problem: ConstrainedBilevelProblem, names: tuple, x: Tree, y: 
 @eqx.filter_jit
 def constrained_kkt(problem: ConstrainedBilevelProblem, point: Point) -> dict[str, Array]:
     """The numbers of a `ConstrainedKKTCertificate`; costs two gradients of the penalty."""
-    x, y, z, m = point.x, point.y, point.z, point.multipliers
+    x, y, z = point.x, point.y, point.z
+    m = Multipliers() if point.multipliers is None else point.multipliers
     dtype = trees.dtype_of((x, y))
     rho = jnp.asarray(point.rho, dtype)
     judged = _Judged(problem, m, problem.data)
@@ -186,7 +187,7 @@ def _in_domain(problem: ConstrainedBilevelProblem, point: Point) -> Array:
     """x, y and z in their domains, and the multipliers of inequalities not negative."""
     values: list[Any] = [problem.x.value(point.x), problem.y.value(point.y)]
     values.append(problem.y.value(point.z))
-    m = point.multipliers
+    m = Multipliers() if point.multipliers is None else point.multipliers
     signs = [jnp.all(leaf >= 0) for leaf in jax.tree.leaves((m.lam, m.lam_bar, m.upper_lam))]
     finite = trees.all_finite(m)
     return jnp.all(jnp.stack([jnp.isfinite(v) for v in values] + signs + [finite]))

@@ -30,7 +30,7 @@ class _Round(NamedTuple):
     lam: Tree
     nu: Tree
     weight: Array
-    count: Array
+    rounds: Array
     residual: Array
 
 
@@ -60,10 +60,10 @@ def lower_solution(
         # The change of the multipliers is weight·(infeasibility and lack of complementarity).
         residual = moved / s.weight
         weight = jnp.minimum(GROWTH * s.weight, MOST)
-        return _Round(z, lam, nu, weight, s.count + 1, residual)
+        return _Round(z, lam, nu, weight, s.rounds + 1, residual)
 
     def going(s: _Round) -> Array:
-        return (s.count < ROUNDS) & (s.residual > 16 * jnp.finfo(dtype).eps)
+        return (s.rounds < ROUNDS) & (s.residual > 16 * jnp.finfo(dtype).eps)
 
     zeros = lambda name: jax.tree.map(jnp.zeros_like, problem.called(name, x, start))
     one = jnp.ones((), dtype)
@@ -129,6 +129,7 @@ def constrained_witnesses(
     of_rho = Box(LEAST_RHO, jnp.inf) if rho is None else Box(start, start)
     signs = (of_rho, NonNegative(), Free(), NonNegative(), Free())
     parts = [None if not jax.tree.leaves(u) else t for t, u in zip(signs, first)]
-    best = best_response(lambda u: lines(u) / 2, PerLeaf(_Unknowns(*parts)), first)
+    term = PerLeaf(_Unknowns(*parts))  # pyright: ignore[reportArgumentType]
+    best = best_response(lambda u: lines(u) / 2, term, first)
     multipliers = Multipliers(best.lam, lam_bar, best.nu, nu_bar, best.upper_lam, best.upper_nu)
     return dataclasses.replace(point, z=z, rho=best.rho, multipliers=multipliers)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+import tyro
+
+from bilevax.bench import suite as published
 from bilevax.bench.linear import METHODS, SIZES, Settings, experiment, table
+from bilevax.bench.output import Bar
 
 
 def linear(
@@ -52,3 +57,46 @@ def linear(
     if results.interrupted:
         print("Interrupted: the above is what was done until then.")
     return 1 if results.interrupted else 0
+
+
+def suite(
+    file: Annotated[Path, tyro.conf.Positional],
+    tolerance: float = 1e-4,
+    starts: int = 8,
+    max_gradients: int = 100_000,
+    seed: int = 0,
+    names: tuple[str, ...] = (),
+    all: bool = False,
+    json: Path | None = None,
+) -> int:
+    """Published bilevel problems with best-known values, each from several starts.
+
+    Args:
+        file: a suite of problems, in the JSON format that docs/benchmarks.md describes.
+        tolerance: the ε to certify.
+        starts: how many starts for each problem.
+        max_gradients: stop a solve before more gradient evaluations than this.
+        seed: of the random starts.
+        names: only these problems.
+        all: also problems whose lower level is not convex, for which there is no theory.
+        json: write all results there, also when interrupted.
+    """
+    settings = published.Settings(file, tolerance, starts, max_gradients, seed, names, all, json)
+    records = published.chosen(settings)
+    outcomes: list[published.Outcome] = []
+    interrupted = False
+    with Bar(None, len(records), "suite") as bar:
+        try:
+            for record in records:
+                bar.at(record.name)
+                outcomes.append(published.run(record, settings))
+                bar.step()
+        except KeyboardInterrupt:
+            interrupted = True
+    print(published.table(outcomes))
+    if json is not None:
+        published.write(json, outcomes, settings)
+        print(f"Results: {json}")
+    if interrupted:
+        print("Interrupted: the above is what was done until then.")
+    return 1 if interrupted else 0

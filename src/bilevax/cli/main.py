@@ -20,6 +20,7 @@ def main(args: list[str] | None = None) -> None:
     commands.command(solve)
     experiments = tyro.extras.SubcommandApp()
     experiments.command(bench.linear)
+    experiments.command(bench.suite)
     commands.command(experiments, name="bench", help="Experiments with known answers.")
     try:
         code = commands.cli(

@@ -111,10 +111,9 @@ def _lower_smoothness(problem: ConstrainedBilevelProblem, bounds: MultiplierBoun
     p = problem
     if p.constraints is None and p.equalities is None:
         return p.lower_smoothness
-    given = (p.lower_smoothness, p.constraint_smoothness, p.constraint_lipschitz)
-    if any(constant is None for constant in given):
+    objective, bend, slope = p.lower_smoothness, p.constraint_smoothness, p.constraint_lipschitz
+    if objective is None or bend is None or slope is None:
         return None
-    objective, bend, slope = given
     return objective + trees.norm(bounds.lower) * bend + slope
 
 

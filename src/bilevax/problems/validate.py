@@ -120,8 +120,8 @@ def _check_multipliers(problem: ConstrainedBilevelProblem, point: Point, what: s
                 )
             if wanted is not None and trees.Layout.of(given) != trees.Layout.of(wanted):
                 raise ValueError(
-                    f"{what}.multipliers.{name} must be shaped like what {function} returns, but "
-                    f"has {jax.tree.map(jnp.shape, given)} against {jax.tree.map(jnp.shape, wanted)}"
+                    f"{what}.multipliers.{name} must be shaped like what {function} returns, "
+                    f"{jax.tree.map(jnp.shape, wanted)}, not {jax.tree.map(jnp.shape, given)}"
                 )
 
 
@@ -291,7 +291,7 @@ def _check_constraint_shapes(shape: Tree, label: str) -> None:
 def _value_and_gradient(function: Any, blocks: tuple, extra: tuple) -> tuple[Array, tuple]:
     def total(b: tuple) -> tuple[Array, Tree]:
         value = function(*b, *extra)  # one number, or the arrays of constraints
-        return sum((jnp.sum(leaf) for leaf in jax.tree.leaves(value))), value
+        return trees.total(value), value
 
     (_, value), gradient = jax.value_and_grad(total, has_aux=True)(blocks)
     return value, gradient

@@ -36,6 +36,8 @@ RATIO, GROW, SHRINK = 0.95, 1.05, 0.65
 # A subproblem is solved until its residual is this share of the proximal term's pull, or until it
 # has taken this share of all gradients so far.
 INNER_SHARE, INNER_GRADIENTS, INNER_LEAST = 0.3, 0.25, 400
+# Without a proximal term to compare with: until the residual has fallen by this factor.
+INNER_FALL = 0.05
 # Proximal weights are this much above the nonconvexity that was seen, and grow by BOOST where the
 # subproblem still turns out not to be monotone.
 SAFETY, BOOST = 1.05, 1.5
@@ -125,6 +127,7 @@ class AdaptiveState(eqx.Module):
     center: Array  # of the proximal term: the last outer iterate
     slope: Array  # the operator (∇ₓP, −∇ᵧP) at `half`
     residual: Array  # of the subproblem at `half`
+    opened: Array  # the residual with which the subproblem began
     step_size: Array
     rho: Array
     target: Array
@@ -187,7 +190,7 @@ class Adaptive(Solver[AdaptiveState]):
         steepness, upper, lower = _steepness(problem, start)
         rho, force = self.rho, steepness if self.force is None else self.force
         if rho is None:
-            rho = upper / lower if start.rho is None else start.rho
+            rho = max(upper, 1e-3 * steepness) / lower if start.rho is None else start.rho
         return Adaptive(
             rho=jnp.asarray(rho, dtype),
             step_size=jnp.asarray(1.0 if self.step_size is None else self.step_size, dtype),
@@ -207,6 +210,7 @@ class Adaptive(Solver[AdaptiveState]):
             center=w,
             slope=jnp.zeros_like(w),
             residual=jnp.ones((), dtype),
+            opened=jnp.ones((), dtype),
             step_size=self.step_size,
             rho=self.rho,
             target=self.target,
@@ -484,8 +488,10 @@ def _move(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
         inner=s.inner + 2,
         gradients=s.gradients + 2,
     )
-    most = jnp.maximum(INNER_GRADIENTS * s.gradients, INNER_LEAST)
-    ends = ~too_long & ((s.residual <= INNER_SHARE * _pull(s)) | (s.inner >= most))
+    most = jnp.maximum(INNER_GRADIENTS * s.gradients.astype(half.dtype), INNER_LEAST)
+    opening = s.inner == 2
+    s = dataclasses.replace(s, opened=jnp.where(opening, s.residual, s.opened))
+    ends = ~too_long & (_settled(s) | (s.inner.astype(half.dtype) >= most))
     ends |= ~too_long & (s.residual <= 4 * eps * along(s.slope))
     return lax.cond(ends, lambda: _conclude(problem, s), lambda: s)
 
@@ -494,6 +500,12 @@ def _pull(s: AdaptiveState) -> Array:
     """The length of the proximal term's gradient, in the metric."""
     pull = s.blocks.spread(s.weights) * (s.half - s.center)
     return jnp.sqrt(jnp.sum(s.blocks.spread(s.metric) * pull * pull))
+
+
+def _settled(s: AdaptiveState) -> Array:
+    """Whether the subproblem is solved well enough, for how far it moves the iterate."""
+    relative = s.residual <= INNER_SHARE * _pull(s)
+    return relative | ((jnp.max(s.weights) == 0) & (s.residual <= INNER_FALL * s.opened))
 
 
 def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
@@ -505,8 +517,8 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     primal, dual, gap = _lines(problem, s)
     residual = jnp.maximum(primal, dual)
     reached = (residual <= s.target) & (gap <= s.target)
-    settled = s.residual <= INNER_SHARE * _pull(s)
-    loose = settled & (residual <= jnp.maximum(s.target, LOOSE * s.force))
+    settled = _settled(s)
+    loose = (residual <= s.target) | (settled & (residual <= LOOSE * s.force))
     # A gap that falls with the residual will vanish with it: then ρ is large enough.
     seen_residual, seen_gap = s.seen
     fell = (residual <= s.target) | (residual <= FELL * seen_residual)
@@ -518,9 +530,11 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     rho = jnp.where(raising, s.rho * factor, s.rho)
     target = jnp.where(reached, TIGHTEN * s.target, s.target)
 
-    due = settled & (s.gradients > 1.2 * s.referenced + 200)
+    spent = s.gradients.astype(residual.dtype)
+    since = s.referenced.astype(spent.dtype)
+    due = spent > jnp.where(settled, 1.2, 2.0) * since + 200
     balance = jnp.where(due, _balance(s), s.balance)
-    stale = raising | (s.gradients > REFRESH * s.refreshed)
+    stale = raising | (spent > REFRESH * s.refreshed.astype(spent.dtype))
     rounds = len(_products(s.blocks))
     s = dataclasses.replace(
         s,

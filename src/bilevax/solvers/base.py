@@ -24,11 +24,13 @@ class Solver(eqx.Module, Generic[State]):
 
     A solver of bilevel problems gets a constrained one as its Lagrangian, unless it
     `takes_constraints` as they are. When the bounds of its multipliers grow the solver begins anew
-    from where it is, with constants for the new bounds, unless it `keeps_state`.
+    from where it is, with constants for the new bounds, unless it `keeps_state`. A method that goes
+    by stages, between which ε rises, says `in_stages`, and is then not taken for stalled.
     """
 
     takes_constraints: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = False
+    in_stages: ClassVar[bool] = False
 
     @abc.abstractmethod
     def prepare(self, problem: Any, start: Point, tolerance: float) -> Solver:

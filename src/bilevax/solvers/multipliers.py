@@ -52,7 +52,8 @@ def _variation(problem: ConstrainedBilevelProblem, name: str, x: Tree, y: Tree) 
         return jax.tree.map(lambda a, b: jnp.abs(a - b), there, problem.called(name, x, y))
 
     changes = jax.lax.map(change, jax.random.split(jax.random.key(0), SAMPLES))
-    most = jax.tree.map(lambda c: jnp.max(c, axis=0), changes)
+    # The middle of the samples: the largest may be an exponential far out, and say nothing.
+    most = jax.tree.map(lambda c: jnp.median(c, axis=0), changes)
     # A constraint that does not vary is as large as it is; one that is zero too has no scale.
     own = jax.tree.map(jnp.abs, problem.called(name, x, y))
     size = jax.tree.map(lambda v, c: jnp.where(v > 0, v, c), most, own)
@@ -109,7 +110,11 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
     # The term counts with a trifle only, so that its prox keeps y in its domain.
     saddle = MinimaxProblem(worst, problem.y * 1e-9, Simplex())
     w = jnp.full(count, 1 / count, trees.dtype_of(start.y))
-    solver = ExtraGradient(stop="gap", tolerance=1e-30).prepare(saddle, Point(x=start.y, y=w), 1e-3)
+    # Too small a smoothness costs a few halvings of the step; to estimate it costs more.
+    reach = float(problem.y.diameter(start.y))
+    smoothness = 0.1 / max(reach, 1e-3) if np.isfinite(reach) else 0.1
+    solver = ExtraGradient(stop="gap", tolerance=1e-30, smoothness=smoothness)
+    solver = solver.prepare(saddle, Point(x=start.y, y=w), 1e-3)
     state = solver.init(saddle, Point(x=start.y, y=w))
     best, upper, lower = start.y, np.inf, -np.inf
     limit = 64
@@ -131,7 +136,9 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
                 start.x,
             )
         strict = problem.equalities is None
-        if upper < -LEAST_MARGIN and (upper <= SHARE * lower or limit > SEARCH):
+        if upper < -LEAST_MARGIN and upper <= SHARE * lower:
+            return best
+        if upper < 0 and limit > SEARCH:  # strictly feasible, if barely
             return best
         if not strict and (upper - lower <= LEAST_MARGIN or limit > SEARCH):
             return best
@@ -172,7 +179,7 @@ def first_bounds(problem: ConstrainedBilevelProblem, start: Point) -> Multiplier
         lower = _given(p.multiplier_bound, pair, "multiplier_bound")
     elif p.slater_margin is not None:
         require_bounded(p.y, y, "y", "eq:cons_y1")
-        most = 2 * p.lower_lipschitz * p.y.diameter(y) / p.slater_margin
+        most = 2 * jnp.asarray(p.lower_lipschitz) * p.y.diameter(y) / jnp.asarray(p.slater_margin)
         lower = jax.tree.map(lambda s: jnp.full_like(s, most), pair)
     else:
         lower = jax.tree.map(lambda s: 10 * fall / s, pair)
@@ -193,6 +200,7 @@ def first_bounds(problem: ConstrainedBilevelProblem, start: Point) -> Multiplier
     return MultiplierBounds(lower, upper, shared if jax.tree.leaves(shared) else None)
 
 
+@eqx.filter_jit
 def _reach(function: Any, blocks: tuple, place: int | None, term: Term) -> Array:
     """How far a function can fall from a point, by its tangent and its term; > 0, and finite."""
     slope = jax.grad(function, argnums=(0, 1))(*blocks)
@@ -249,11 +257,3 @@ def any_touching(touched: MultiplierBounds) -> bool:
 
 def both_touching(a: MultiplierBounds, b: MultiplierBounds) -> MultiplierBounds:
     return jax.tree.map(jnp.logical_and, a, b)
-
-
-def with_bounds(problem: ConstrainedBilevelProblem, start: Point) -> tuple[Any, Point]:
-    """The Lagrangian with its first bounds, and the start there."""
-    from bilevax.problems.lagrangian import bilevel_point, lagrangian
-
-    bounds = first_bounds(problem, start)
-    return lagrangian(problem, bounds), bilevel_point(start, bounds)

@@ -132,6 +132,7 @@ class Stages(Solver[StagesState]):
     """
 
     takes_constraints: ClassVar[bool] = True
+    in_stages: ClassVar[bool] = True
     # Whether a stage begins with the multipliers that the last one found, or with none.
     keeps_multipliers: ClassVar[bool] = False
 
@@ -202,7 +203,7 @@ class Stages(Solver[StagesState]):
         given = {key: jnp.asarray(v, dtype) for key, v in given.items() if v is not None}
         stages = self.count(epsilon) if self.stages is None else int(self.stages)
         outer = dataclasses.replace(self.outer, **given)
-        return dataclasses.replace(self, stages=jnp.asarray(stages), outer=outer, **arrays)
+        return dataclasses.replace(self, stages=jnp.asarray(stages, int), outer=outer, **arrays)
 
     def _measured(self, problem: ConstrainedBilevelProblem, start: Point) -> dict[str, float]:
         """The constants of the problem: the solver's, or else the problem's, or else estimates."""
