@@ -27,7 +27,7 @@ from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxP
 from bilevax.problems.lagrangian import bilevel_point, constrained_point, lagrangian
 from bilevax.problems.validate import require_precision, validate
 from bilevax.solution import History, Solution, SolveError, Status
-from bilevax.solvers import PenaltyMethod, ProximalPoint, Solver
+from bilevax.solvers import Adaptive, PenaltyMethod, ProximalPoint, Solver
 
 # The certificate is looked at when the gradients have grown by this factor since the last look: a
 # schedule that depends on the iterates' count alone, so that no run depends on the clock.
@@ -65,6 +65,8 @@ def _output(solver: Solver, problem: Any, state: Any) -> Point:
 
 def default_solver(problem: Any) -> Solver:
     """The solver that `solve` uses when none is named."""
+    if isinstance(problem, ConstrainedBilevelProblem):
+        return Adaptive()
     return ProximalPoint() if isinstance(problem, MinimaxProblem) else PenaltyMethod()
 
 
@@ -89,7 +91,8 @@ def solve(
         start: `Point(x1=…, y1=…, …)`, or `Point(x=…, y=…)` for a minimax or a constrained problem.
             A start outside the domain is projected into it, with a warning.
         tolerance: ε of the certificate to reach, absolute.
-        solver: `PenaltyMethod()` (bilevel) or `ProximalPoint()` (minimax) unless named.
+        solver: `PenaltyMethod()` (bilevel), `Adaptive()` (constrained) or `ProximalPoint()` (minimax)
+            unless named.
         max_gradients: stop before the solver has evaluated more gradients than this, counted from
             the start of the run, those before a resumption included.
         max_seconds: stop soon after this much time in this call, compilation not counted.
@@ -334,7 +337,7 @@ class _Run:
     def _advice(self) -> str:
         lines = self.certificate.lines()
         worst = max(lines, key=lambda name: lines[name])
-        if worst == "gap":
+        if worst in ("gap", "lower_gap"):
             return f"What keeps it is the lower-level gap; {self._tighter()}, or a larger rho."
         return f"What keeps it is {worst}; {self._tighter()}, or look at problem.check(start)."
 
@@ -342,6 +345,10 @@ class _Run:
         """The call to try next: the theorem promises a multiple of ε, not ε itself."""
         if isinstance(self.solver, PenaltyMethod):
             return f"try solver=bilevax.PenaltyMethod(epsilon={float(self.solver.epsilon) / 4:g})"
+        if isinstance(self.solver, Adaptive):
+            return (
+                "try another start, or solver=bilevax.Adaptive(rho=…) with a larger first penalty"
+            )
         return "try a smaller tolerance for the solver"
 
     def _certified(self) -> Status:

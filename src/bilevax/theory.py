@@ -9,11 +9,13 @@ from typing import Any
 import jax
 
 from bilevax import trees
-from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
 from bilevax.problems.constants import lower_smoothness_of, upper_smoothness_of
+from bilevax.problems.lagrangian import bilevel_point, lagrangian
 from bilevax.problems.reformulate import penalty, penalty_blocks
 from bilevax.problems.validate import require_bounded, require_precision, validate
 from bilevax.solvers import PenaltyMethod, ProximalPoint
+from bilevax.solvers.multipliers import first_bounds
 from bilevax.solvers.penalty import PenaltyConstants, penalty_constants
 
 __all__ = [
@@ -88,7 +90,7 @@ class Prediction:
 
 
 def predict(
-    problem: BilevelProblem | MinimaxProblem,
+    problem: BilevelProblem | ConstrainedBilevelProblem | MinimaxProblem,
     start: Point,
     tolerance: float = 1e-2,
     solver: PenaltyMethod | ProximalPoint | None = None,
@@ -98,10 +100,14 @@ def predict(
     With the constants that the solver would take: those it was given, the problem's, or estimates.
     Domains must be bounded. What the theorem asks of the function's range is bounded through
     smoothness and diameter, so these are upper bounds on the paper's K and N. The search for a
-    start with a small gap is not counted in them.
+    start with a small gap is not counted in them. For a constrained problem these are the bounds of
+    `thm:constrained`, for its Lagrangian with the multiplier bounds that a run would begin with.
     """
     start = validate(problem, start)
     require_precision(tolerance, trees.dtype_of(start))
+    if isinstance(problem, ConstrainedBilevelProblem):
+        bounds = first_bounds(problem, start)
+        problem, start = lagrangian(problem, bounds), bilevel_point(start, bounds)
     bilevel = isinstance(problem, BilevelProblem)
     for name in ("x1", "x2", "y1", "y2") if bilevel else ("x", "y"):
         require_bounded(getattr(problem, name), getattr(start, name), name, "The theorem")

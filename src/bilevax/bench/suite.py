@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax.arguments import positive, whole
-from bilevax.bench.expressions import Expression
 from bilevax.bench.output import check_output, write_json
 from bilevax.bench.records import Record, load
 from bilevax.bench.resolve import lower_gap, resolve
@@ -35,7 +34,7 @@ STEEP = 1e3
 class Stacked:
     """Several expressions as one function that returns their values as an array."""
 
-    def __init__(self, expressions: Iterable[Expression]):
+    def __init__(self, expressions: Iterable[Callable[[Any, Any], Any]]):
         self.expressions = tuple(expressions)
 
     def __call__(self, x: Any, y: Any) -> Any:
@@ -46,7 +45,7 @@ class Stacked:
 def problem_of(record: Record) -> ConstrainedBilevelProblem:
     """A record of the suite, stated through the public interface."""
 
-    def stacked(expressions: tuple[Expression, ...]) -> Any:
+    def stacked(expressions: tuple[Any, ...]) -> Any:
         return Stacked(expressions) if expressions else None
 
     inside = record.y_bounds_in_lower_level

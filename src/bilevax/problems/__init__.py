@@ -5,10 +5,14 @@ from bilevax.problems.constrained import ConstrainedBilevelProblem
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Multipliers, Point
 
+from bilevax.problems import library, linear  # isort: skip, as they use the forms above
+
 __all__ = [
     "BilevelProblem",
     "ConstrainedBilevelProblem",
     "MinimaxProblem",
     "Multipliers",
     "Point",
+    "library",
+    "linear",
 ]

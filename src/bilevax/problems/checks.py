@@ -16,6 +16,7 @@ from bilevax import trees
 from bilevax.arguments import whole
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constants import sample_domain
+from bilevax.problems.constrained import CONSTRAINTS, ConstrainedBilevelProblem
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.validate import validate
 from bilevax.terms import PerLeaf, Term
@@ -66,7 +67,9 @@ class _Sampler:
         seed: int,
     ):
         self.name, self.order = name, list(blocks)
-        self.value = lambda u: function(*u)
+        self.are, self.its = ("are", "their") if name in CONSTRAINTS else ("is", "its")
+        self.values = lambda u: function(*u)  # one number, or arrays of constraints
+        self.value = lambda u: trees.total(self.values(u))
         self.gradient = jax.grad(self.value)
         term = PerLeaf(tuple(terms[b] for b in self.order))
         start = tuple(blocks[b] for b in self.order)
@@ -91,22 +94,41 @@ class _Sampler:
             fine = trees.all_finite((self.value(u), self.gradient(u)))
             return jnp.where(fine, 0.0, jnp.inf)
 
-        return self._worst(f"{self.name} and its gradient are finite", breach, 0.0)
+        return self._worst(f"{self.name} and {self.its} gradient are finite", breach, 0.0)
 
     def curved(self, block: str, sign: int) -> Finding:
         """Midpoint convexity (sign 1) or concavity (sign −1) in one block, the others fixed."""
         index = self.order.index(block)
 
-        def breach(u: Tree, v: Tree, key: Array) -> Array:
-            def at(t: float) -> Array:
-                mixed = trees.combine(1 - t, u[index], t, v[index])
-                return self.value((*u[:index], mixed, *u[index + 1 :]))
-
-            one, middle, other = at(0.0), at(0.5), at(1.0)
-            return sign * (middle - (one + other) / 2) / (1 + jnp.abs(one) + jnp.abs(other))
-
         word = "convex" if sign > 0 else "concave"
-        return self._worst(f"{self.name} is {word} in {block}", breach, 256 * self.eps)
+        bent = lambda values: sign * values
+        return self._worst(
+            f"{self.name} {self.are} {word} in {block}", self._bend(index, bent), 256 * self.eps
+        )
+
+    def affine(self, block: str) -> Finding:
+        """Midpoints in one block, the others fixed, on the line between the ends."""
+        bend = self._bend(self.order.index(block), jnp.abs)
+        return self._worst(f"{self.name} are affine in {block}", bend, 256 * self.eps)
+
+    def _bend(
+        self, index: int, measured: Callable[[Array], Array]
+    ) -> Callable[[Tree, Tree, Array], Array]:
+        """How far the middle of two values lies above the line between them; the worst entry."""
+
+        def breach(u: Tree, v: Tree, key: Array) -> Array:
+            def at(t: float) -> Tree:
+                mixed = trees.combine(1 - t, u[index], t, v[index])
+                return self.values((*u[:index], mixed, *u[index + 1 :]))
+
+            def above(one: Array, middle: Array, other: Array) -> Array:
+                size = 1 + jnp.abs(one) + jnp.abs(other)
+                return jnp.max(measured(middle - (one + other) / 2) / size, initial=-jnp.inf)
+
+            bends = jax.tree.map(above, at(0.0), at(0.5), at(1.0))
+            return jnp.max(jnp.stack(jax.tree.leaves(bends)))
+
+        return breach
 
     def differentiable(self) -> Finding:
         """Its gradient against central differences, along random directions."""
@@ -125,7 +147,8 @@ class _Sampler:
             return jnp.abs(trees.dot(slope, d) - difference) / scale
 
         allowed = 100 * self.eps ** (2 / 3)
-        return self._worst(f"{self.name}'s gradient is right", breach, allowed)
+        whose = f"{self.name}'" if self.are == "are" else f"{self.name}'s"
+        return self._worst(f"{whose} gradient is right", breach, allowed)
 
     def smooth(self, constant: Any, label: str) -> Finding:
         """‖∇(u) − ∇(v)‖ ≤ L‖u − v‖ for the constant that was given; reports the L it saw."""
@@ -162,6 +185,32 @@ def check_minimax(problem: MinimaxProblem, start: Any, *, samples: int, seed: in
     findings = [sampler.finite(), sampler.curved("y", -1), sampler.differentiable()]
     if problem.smoothness is not None:
         findings.append(sampler.smooth(problem.smoothness, "smoothness"))
+    return Report(tuple(findings), samples)
+
+
+def check_constrained(
+    problem: ConstrainedBilevelProblem, start: Any, *, samples: int, seed: int
+) -> Report:
+    """Are g1 and every constraint convex in y, the equalities affine in y, and all smooth?"""
+    whole(samples, "samples", 1)
+    whole(seed, "seed", 0)
+    point = validate(problem, start)
+    blocks = {"x": point.x, "y": point.y}
+    terms: dict[str, Term | None] = {"x": problem.x, "y": problem.y}
+    findings = []
+    for number, name in enumerate(("upper", "lower", *CONSTRAINTS)):
+        if getattr(problem, name) is None:
+            continue
+        function = lambda x, y, name=name: getattr(problem, name)(x, y, *problem.extra)
+        sampler = _Sampler(name, function, blocks, terms, samples, seed + number)
+        findings += [sampler.finite(), sampler.differentiable()]
+        if name in ("lower", "constraints"):
+            findings.append(sampler.curved("y", 1))
+        if name == "equalities":
+            findings.append(sampler.affine("y"))
+        constant = {"upper": problem.upper_smoothness, "lower": problem.lower_smoothness}.get(name)
+        if constant is not None:
+            findings.append(sampler.smooth(constant, f"{name}_smoothness"))
     return Report(tuple(findings), samples)
 
 

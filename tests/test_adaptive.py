@@ -1,0 +1,240 @@
+"""Adaptive on problems with known answers: counts, resuming, compilations, float32, bad options."""
+
+import dataclasses
+import functools
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevax as bx
+from bilevax import terms, trees
+from bilevax.problems import library
+
+get = functools.cache(library.get)  # the same functions each time, so one compilation serves all
+
+
+def same(a, b):
+    return all(jax.tree.leaves(jax.tree.map(lambda u, v: bool(jnp.all(u == v)), a, b)))
+
+
+@functools.cache
+def solved(name, tolerance=1e-3):
+    instance = get(name)
+    return bx.solve(
+        instance.problem,
+        instance.start,
+        tolerance=tolerance,
+        solver=bx.Adaptive(),
+        max_gradients=200_000,
+    )
+
+
+@pytest.mark.parametrize("name", library.INSTANCES)
+def test_every_instance_is_certified_near_its_answer(name):
+    """An ε-KKT point need not have ρ = 1/ε here, so the instance's modulus is taken generously."""
+    instance, solution = get(name), solved(name)
+    assert solution.status == "certified", solution.status
+    again = bx.certify(instance.problem, solution.point)
+    assert again.as_dict() == solution.certificate.as_dict()
+    found, known = solution.point, instance.point
+    miss = trees.norm(trees.subtract((found.x1, found.y1), (known.x1, known.y1)))
+    assert float(miss) <= 2 * instance.modulus * 1e-3
+    assert abs(solution.certificate.objective - instance.value) <= 2 * instance.modulus * 1e-3
+
+
+def test_tighter_tolerances_cost_little_more():
+    """Another tolerance is an argument of the same program; the answer is nearer for it."""
+    instance = get("least_squares")
+    loose, tight = solved("least_squares"), solved("least_squares", 1e-6)
+    assert tight.status == "certified", tight.status
+    assert tight.gradients < 20 * loose.gradients
+    assert tight.compile_seconds < 0.5 * loose.compile_seconds + 0.5
+    np.testing.assert_allclose(tight.point.x1, instance.point.x1, atol=8e-6)
+    assert tight.certificate.objective == pytest.approx(instance.value, abs=8e-6)
+
+
+def counted(function, seen):
+    """The same function, counting at run time its values, first and second derivatives.
+
+    A derivative is seen where JAX differentiates the arguments, forwards or backwards, and the
+    derivative of that derivative likewise: that is a Hessian-vector product.
+    """
+
+    def note(kind):
+        jax.debug.callback(lambda: seen.append(kind))
+
+    @jax.custom_jvp
+    def once_differentiated(blocks):
+        return blocks
+
+    @once_differentiated.defjvp
+    def _(primals, tangents):
+        note("product")
+        return primals[0], tangents[0]
+
+    @jax.custom_jvp
+    def watched(blocks):
+        note("value")
+        return blocks
+
+    @watched.defjvp
+    def _(primals, tangents):
+        note("gradient")
+        return once_differentiated(primals[0]), tangents[0]
+
+    return lambda *blocks: function(*watched(blocks))
+
+
+@functools.cache
+def counted_solver():
+    """least_squares with counters, and a compiled `advance` for it."""
+    instance, uppers, lowers = get("least_squares"), [], []
+    problem = dataclasses.replace(
+        instance.problem,
+        upper=counted(instance.problem.upper, uppers),
+        lower=counted(instance.problem.lower, lowers),
+    )
+    solver = bx.Adaptive().prepare(instance.problem, instance.start, 1e-3)
+    return solver, problem, instance.start, uppers, lowers, eqx.filter_jit(solver.advance)
+
+
+@pytest.mark.parametrize("limit", [0, 2, 50, 51, 1300])
+def test_gradient_counts_are_those_of_real_calls(limit):
+    """A gradient of the penalty is one of f1 and two of f~; a Hessian-vector product counts two.
+
+    Such a product differentiates a gradient once more, so it shows as a gradient *and* a product
+    here. What is not counted: two values of f~ for each outer iterate, to bound its gap.
+    """
+    solver, problem, start, uppers, lowers, advance = counted_solver()
+    state = solver.init(problem, start)
+    jax.effects_barrier()
+    uppers.clear()
+    lowers.clear()
+    state = jax.block_until_ready(advance(problem, state, jnp.asarray(limit)))
+    jax.effects_barrier()
+    gradients, products = uppers.count("gradient"), uppers.count("product")
+    assert int(state.gradients) == gradients + products
+    assert limit - solver.gradients_per_step < int(state.gradients) <= limit
+    assert lowers.count("gradient") == 2 * gradients
+    assert lowers.count("product") == 2 * products
+    assert uppers.count("value") == 0
+    assert lowers.count("value") == 2 * int(state.outer)
+    if limit == 1300:
+        assert products > 0
+        assert gradients > 2 * products
+        assert int(state.outer) > 3
+
+
+@pytest.mark.parametrize("cuts", [(1,), (52,), (333,), (64, 65, 700, 701)])
+def test_resuming_gives_the_same_run(cuts, tmp_path):
+    """Cut anywhere, while curvatures are looked at too, and taken up from a file: bit for bit."""
+    instance, whole = get("least_squares"), solved("least_squares")
+    run = functools.partial(
+        bx.solve, instance.problem, instance.start, tolerance=1e-3, solver=bx.Adaptive()
+    )
+    path, resume = tmp_path / "run.state", None
+    for cut in cuts:
+        part = run(resume=resume, max_gradients=cut)
+        assert cut - 2 < part.gradients <= cut
+        part.save(path)
+        resume = path
+    rest = run(resume=path)
+    assert rest.gradients == whole.gradients
+    assert same(rest.point, whole.point)
+    assert same(rest.state.solver_state, whole.state.solver_state)
+    assert rest.certificate == whole.certificate
+    assert set(whole.history["gradients"]) <= set(rest.history["gradients"])
+
+
+def test_other_options_are_another_run():
+    instance = get("least_squares")
+    state = solved("least_squares").state
+    with pytest.raises(ValueError, match="another run"):
+        bx.solve(instance.problem, instance.start, solver=bx.PenaltyMethod(), resume=state)
+
+
+def test_one_compilation_serves_every_problem_of_a_shape():
+    traced = []
+
+    def upper(x1, x2, y1, y2, data):
+        traced.append("upper")
+        return 0.5 * jnp.mean((data["val"] @ y1) ** 2) + 0.5 * jnp.sum((x1 - 0.3) ** 2)
+
+    def lower(x1, y1, y2, data):
+        traced.append("lower")
+        return 0.1 * jnp.mean((data["train"] @ y1 - x1[0]) ** 2) + 0.05 * jnp.sum(y1**2)
+
+    def run(seed, tolerance, bound, **options):
+        rng = np.random.default_rng(seed)
+        data = {"train": rng.normal(size=(20, 3)), "val": rng.normal(size=(20, 3))}
+        x1, y1 = terms.Box(-1.0, 1.0), terms.Box(-bound, bound)
+        problem = bx.BilevelProblem(upper, lower, x1=x1, y1=y1, data=data)
+        start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(3))
+        solver = bx.Adaptive(**options)
+        return bx.solve(problem, start, tolerance=tolerance, solver=solver, max_gradients=50_000)
+
+    first = run(0, 1e-2, 1.0)
+    traces = len(traced)
+    second = run(1, 1e-4, 2.0, rho=3.0, step_size=0.1)  # only numbers differ
+    assert len(traced) - traces <= 2  # validation's abstract evaluation, nothing more
+    assert second.compile_seconds < 0.5 * first.compile_seconds
+    assert first.status == second.status == "certified", (first.status, second.status)
+    assert not same(first.point, second.point)
+
+
+@pytest.mark.parametrize("name", ["double_well", "matrix_game"])
+def test_float32_reaches_what_float32_can(name):
+    """These functions hold no arrays, so a float32 start makes all of it float32."""
+    instance = get(name)
+    start = jax.tree.map(lambda a: a.astype(jnp.float32), instance.start)
+    solution = bx.solve(
+        instance.problem, start, tolerance=1e-2, solver=bx.Adaptive(), max_gradients=200_000
+    )
+    assert solution.status == "certified", solution.status
+    state = solution.state.solver_state
+    floats = [a for a in jax.tree.leaves(state) if jnp.issubdtype(a.dtype, jnp.floating)]
+    assert {a.dtype for a in floats} == {jnp.dtype("float32")}
+    miss = jnp.abs(solution.point.x1[0] - instance.point.x1[0].astype(jnp.float32))
+    assert float(miss) <= 2 * instance.modulus * 1e-2
+
+
+@pytest.mark.parametrize("name", ["rho", "step_size", "target", "force"])
+@pytest.mark.parametrize(
+    ("value", "error", "words"),
+    [
+        (0.0, ValueError, "finite and > 0"),
+        (-1.0, ValueError, "finite and > 0"),
+        (float("nan"), ValueError, "finite and > 0"),
+        (float("inf"), ValueError, "finite and > 0"),
+        ("1", TypeError, "one number"),
+        (True, TypeError, "one number"),
+        ([1.0, 2.0], TypeError, "one number"),
+    ],
+)
+def test_bad_options_are_named(name, value, error, words):
+    with pytest.raises(error, match=re.escape(f"Adaptive: {name}") + f".*{words}"):
+        bx.Adaptive(**{name: value})
+
+
+def test_unknown_options_and_other_problems_are_refused():
+    with pytest.raises(TypeError, match="center"):
+        bx.Adaptive(center="start")
+    box = terms.Box(-1.0, 1.0)
+    minimax = bx.MinimaxProblem(lambda x, y: jnp.sum(x * y), box, box)
+    start = bx.Point(x=jnp.zeros(1), y=jnp.zeros(1))
+    with pytest.raises(TypeError, match="Adaptive solves a BilevelProblem, not a MinimaxProblem"):
+        bx.solve(minimax, start, solver=bx.Adaptive())
+
+
+def test_a_lower_level_without_bounds_is_refused():
+    """The gap could not be bounded; a Ridge bounds it without a bounded domain."""
+    lower = lambda x1, y1, y2: jnp.sum((x1 - y1) ** 2)
+    upper = lambda x1, x2, y1, y2: jnp.sum((y1 - 1) ** 2)
+    start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(1))
+    problem = bx.BilevelProblem(upper, lower, x1=terms.Box(-1.0, 1.0), y1=terms.Free())
+    with pytest.raises(ValueError, match="Adaptive cannot bound .* y1 = "):
+        bx.solve(problem, start, solver=bx.Adaptive())
