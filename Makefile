@@ -34,6 +34,9 @@ format: .venv/dev
 bench: .venv/dev
 	$(BIN)/python benchmarks/optfom_overhead.py --json benchmarks/results/optfom_overhead.json
 	$(BIN)/python benchmarks/library.py --json benchmarks/results/library.json
+	$(BIN)/bilevax bench linear --max-seconds 6 --json benchmarks/results/linear.json --plot benchmarks/results/linear.png
+	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json
+	test ! -f ../shared/data/basblib.json || $(BIN)/bilevax bench suite ../shared/data/basblib.json --json benchmarks/results/suite.json
 	$(BIN)/python benchmarks/tables.py
 
 clean:

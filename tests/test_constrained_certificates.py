@@ -24,8 +24,6 @@ import bilevax as bx
 import independent as ind
 from bilevax import terms
 from bilevax.certificates import judge
-from bilevax.certificates.constrained_witness import constrained_witnesses
-from bilevax.problems import library
 
 TIGHT = 1e-6
 WAVE = 2.0
@@ -123,22 +121,29 @@ class Reference:
         return float(self.lower.values(x, y)[0]) + self.y.value(y)
 
     def least(self, x: np.ndarray) -> float:
-        """g*(x), exactly."""
-        return self.solution(x)[0]
+        """g*(x); infinite where no y is feasible, or so few that CVXPY cannot tell."""
+        try:
+            return self.solution(x)[0]
+        except (ArithmeticError, cp.SolverError):
+            return ind.INF
 
     def solution(self, x: np.ndarray) -> tuple[float, np.ndarray, Point]:
         """g*(x), a solution of the lower level, and its multipliers, from CVXPY."""
         y = cp.Variable(self.sizes[1])
         term, held = self.y.model(y)
-        duals = {}
+        duals, sizes = {}, {}
         for kind, name in (("constraints", "lam_bar"), ("equalities", "nu_bar")):
             if kind in self.kinds:
-                rows = list(self.kinds[kind].models(x, y))
-                duals[name] = [row <= 0 if name == "lam_bar" else row == 0 for row in rows]
+                rows = self.kinds[kind]
+                sizes[name] = np.abs(rows.a).max()  # the solver has absolute tolerances
+                models = rows.scaled(1 / sizes[name]).models(x, y)
+                duals[name] = [row <= 0 if name == "lam_bar" else row == 0 for row in models]
         own = [row for rows in duals.values() for row in rows]
-        cost = next(self.lower.models(x, y)) + term
-        least = ind.solve(cost, [*held, *own])
-        bars = {n: np.array([np.ravel(r.dual_value)[0] for r in rows]) for n, rows in duals.items()}
+        least = ind.solve(next(self.lower.models(x, y)) + term, [*held, *own])
+        bars = {
+            name: np.array([np.ravel(row.dual_value)[0] for row in rows]) / sizes[name]
+            for name, rows in duals.items()
+        }
         if "lam_bar" in bars:
             bars["lam_bar"] = np.maximum(bars["lam_bar"], 0.0)
         return least, self.y.project(np.asarray(y.value)), bars
@@ -234,19 +239,19 @@ class Family:
 
 
 PARTS = ind.Product(((2, ind.Interval(-1.0, 1.0)), (1, ind.Interval(-2.0, 0.5, ridge=0.3))))
-FAMILIES = {
+FAMILIES = {  # some share sizes and terms, and so their compiled programs
     "linear": Family(curved=False, bent=False),
-    "linear with equality": Family(curved=False, bent=False, rows=(2, 1, 1, 0)),
     "quadratic": Family(),
-    "equalities": Family(rows=(1, 1, 0, 0)),
-    "only equalities": Family(rows=(0, 2, 0, 0)),
+    "exponential": Family(exponential=True),
     "upper": Family(rows=(2, 1, 2, 1)),
+    "linear with all": Family(curved=False, bent=False, rows=(2, 1, 2, 1)),
+    "only equalities": Family(rows=(0, 2, 0, 0)),
     "only upper": Family(rows=(0, 0, 1, 1)),
-    "trees": Family((3, 3), PARTS, PARTS, rows=(3, 2, 2, 2), trees=True),
     "unconstrained": Family(rows=(0, 0, 0, 0)),
-    "L1": Family(y=ind.Interval(-1.0, 1.0, l1=0.4), rows=(2, 1, 0, 0)),
-    "elastic": Family(x=ind.Interval(-1.0, 2.0, l1=0.3), y=ind.Interval(-1.0, 1.0, 0.2, 0.5)),
-    "exponential": Family(exponential=True, rows=(2, 0, 1, 0)),
+    "L1": Family(
+        x=ind.Interval(-1.0, 2.0, l1=0.3), y=ind.Interval(-1.0, 1.0, l1=0.4), rows=(2, 1, 0, 0)
+    ),
+    "trees": Family((3, 3), PARTS, PARTS, rows=(3, 2, 2, 0), trees=True),
 }
 
 
@@ -334,13 +339,21 @@ def flat(*blocks: Any) -> jax.Array:
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(blocks)])
 
 
-def values(x: Any, y: Any, data: Any, kind: str) -> jax.Array:
-    rows = data[kind]
+def packed(rows: Functions, d: np.ndarray) -> np.ndarray:
+    """All numbers of some rows side by side: data of one leaf compile much faster than of many."""
+    k = rows.b.size
+    columns = (rows.b, rows.w, rows.v, rows.t, np.tile(d, (k, 1)), rows.a, rows.A.reshape(k, -1))
+    return np.concatenate([c.reshape(k, -1) for c in columns], axis=1)
+
+
+def values(x: Any, y: Any, rows: jax.Array) -> jax.Array:
     x, y = flat(x), flat(y)
     u = jnp.concatenate([x, y])
-    bent = 0.5 * jnp.einsum("kij,i,j->k", rows["A"], u, u) + rows["a"] @ u + rows["b"]
-    waves = rows["w"] * jnp.sum(jnp.exp(y)) + rows["v"] * jnp.sum(jnp.sin(WAVE * x))
-    return bent + waves + rows["t"] * (jnp.sum(x) * jnp.sum(y + rows["d"]))
+    b, w, v, t, rest = *rows[:, :4].T, rows[:, 4:]
+    d, a, A = rest[0, : y.size], rest[:, y.size : y.size + u.size], rest[:, y.size + u.size :]
+    bent = 0.5 * A @ jnp.outer(u, u).ravel() + a @ u + b
+    waves = w * jnp.sum(jnp.exp(y)) + v * jnp.sum(jnp.sin(WAVE * x))
+    return bent + waves + t * (jnp.sum(x) * jnp.sum(y + d))
 
 
 def as_tree(v: Any) -> Any:
@@ -349,14 +362,17 @@ def as_tree(v: Any) -> Any:
 
 
 @functools.cache
-def functions(trees: bool) -> dict[str, Callable]:
-    """One set of functions for all problems, so that they share their compiled programs."""
+def functions(trees: bool, rows: tuple[int, ...]) -> dict[str, Callable]:
+    """One set of functions for all problems of a shape, which then share a compiled program."""
     shape = as_tree if trees else lambda v: v
+    ends = np.cumsum([1, 1, *rows])
+    part = lambda data, i: data[int(ends[i] - (1, 1, *rows)[i]) : int(ends[i])]
     made: dict[str, Callable] = {
-        kind: lambda x, y, data, kind=kind: shape(values(x, y, data, kind)) for kind in KINDS
+        kind: lambda x, y, data, i=i: shape(values(x, y, part(data, i)))
+        for i, kind in enumerate(KINDS, 2)
     }
-    for kind in ("upper", "lower"):
-        made[kind] = lambda x, y, data, kind=kind: values(x, y, data, kind)[0]
+    for i, kind in enumerate(("upper", "lower")):
+        made[kind] = lambda x, y, data, i=i: values(x, y, part(data, i))[0]
     return made
 
 
@@ -408,13 +424,10 @@ class Case:
 def case_from(reference: Reference, p: Point, large: float, trees: bool, dtype: Any) -> Case:
     m = reference.sizes[1]
     d = np.resize([1.0, -1.0], m) if m % 2 == 0 else np.append(np.resize([1.0, -1.0], m - 1), 0)
-    used = {"upper": reference.upper, "lower": reference.lower} | reference.kinds
-    data = {
-        kind: {n: np.asarray(getattr(rows, n), dtype) for n in ("A", "a", "b", "w", "v", "t")}
-        | {"d": np.asarray(large * d, dtype)}
-        for kind, rows in used.items()
-    }
-    own = functions(trees)
+    used = [reference.upper, reference.lower, *reference.kinds.values()]
+    data = np.concatenate([packed(rows, large * d) for rows in used]).astype(dtype)
+    rows = tuple(reference.kinds[k].b.size if k in reference.kinds else 0 for k in KINDS)
+    own = functions(trees, rows)
     problem = bx.ConstrainedBilevelProblem(
         own["upper"],
         own["lower"],
@@ -489,7 +502,7 @@ def test_lines_agree_with_the_definition(name):
     for trial in range(24):
         case = case_of(name, seed=trial % 3)
         p = random_point(case, rng)
-        certificate, wanted = case.certify(p), case.reference.lines(p, None)
+        certificate, wanted = case.judge(p), case.reference.lines(p, None)
         got = certificate.lines()
         assert set(got) == {*wanted, "lower_gap"} == set(LINES)
         for line, value in wanted.items():
@@ -508,4 +521,246 @@ def test_planted_points_are_certified(name):
     for seed in range(4):
         case = case_of(name, seed)
         assert case.reference.epsilon(case.planted) <= TIGHT
-        assert case.certify(case.planted).epsilon <= 1e-10
+        assert case.judge(case.planted).epsilon <= 1e-10
+
+
+# ---------------------------------------------------------------------------------------------
+# The gap of the lower level
+# ---------------------------------------------------------------------------------------------
+
+
+def feasible_x(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, Any]:
+    """An x near the planted one at which the lower level has a solution, and that."""
+    r = case.reference
+    for size in 0.4 * 0.5 ** np.arange(10):
+        x = r.x.project(case.planted["x"] + size * rng.normal(size=r.sizes[0]))
+        try:
+            return x, r.solution(x)
+        except (ArithmeticError, cp.SolverError):
+            continue
+    raise AssertionError("no x near the planted one has a feasible y")
+
+
+@every_family
+def test_the_lower_gap_is_a_bound(name):
+    """For all y and z, feasible or not, and all multipliers: 480 points in all."""
+    rng = np.random.default_rng(seed_of(name) + 1)
+    useful = 0
+    for seed in range(3):
+        case = case_of(name, seed)
+        x, (least, y, bars) = feasible_x(case, rng)
+        for trial in range(16):
+            p = random_point(case, rng, x)
+            if trial % 4 == 1:
+                p |= {"z": y} | bars
+            elif trial % 4 == 2:
+                share = 10 ** rng.uniform(-4, -1)
+                p |= {"y": y, "z": (1 - share) * y + share * p["z"]} | bars
+            truth = max(case.reference.lower_value(x, p["y"]) - least, 0.0)
+            assert case.judge(p).lower_gap >= truth - TIGHT
+            useful += truth > 1e-3
+    assert useful > 6
+
+
+@every_family
+def test_the_lower_gap_is_tight_at_solutions(name):
+    rng = np.random.default_rng(seed_of(name) + 2)
+    for seed in range(3):
+        case = case_of(name, seed)
+        x, (least, y, bars) = feasible_x(case, rng)
+        p = random_point(case, rng, x) | {"z": y} | bars
+        far = case.reference.lower_value(x, p["y"]) - least
+        assert case.judge(p).lower_gap == pytest.approx(max(far, 0.0), abs=TIGHT)
+        there = case.judge(p | {"y": y})
+        for line in ("lower_gap", "feasibility", "feasibility_z", "complementarity_z"):
+            assert there.lines()[line] <= TIGHT, line
+        assert there.response_z <= 1e-5 * p["rho"]  # CVXPY's solution is not exact
+
+
+@pytest.mark.parametrize("name", ["linear", "linear with all"])
+def test_the_lower_gap_of_linear_programs(name):
+    """Against HiGHS."""
+    rng = np.random.default_rng(seed_of(name) + 3)
+    for seed in range(4):
+        case = case_of(name, seed)
+        x, (by_cvxpy, y, bars) = feasible_x(case, rng)
+        least = case.reference.least_by_highs(x)
+        assert least == pytest.approx(by_cvxpy, abs=1e-7)
+        p = random_point(case, rng, x)
+        assert case.judge(p).lower_gap >= case.reference.lower_value(x, p["y"]) - least - 1e-9
+        assert case.judge(p | {"y": y, "z": y} | bars).lower_gap <= TIGHT
+
+
+def test_a_feasible_z_is_not_a_bound():
+    """g(x,y) − g(x,z) bounds the gap from below only; at z = y it is zero, and the gap is not."""
+    for name in ("quadratic", "upper"):
+        case = case_of(name)
+        r, p = case.reference, dict(case.planted)
+        p |= {"y": r.y.project(p["y"] + 0.5), "z": r.y.project(p["y"] + 0.5)}
+        truth = r.lower_value(p["x"], p["y"]) - r.least(p["x"])
+        assert truth > 0.05
+        assert case.judge(p).lower_gap >= truth - TIGHT
+
+
+# ---------------------------------------------------------------------------------------------
+# No false certificate
+# ---------------------------------------------------------------------------------------------
+
+
+def extended(p: Point) -> Point:
+    """In long doubles, so that the truth at a large ρ is not lost to rounding."""
+    return {name: np.asarray(v, np.longdouble) for name, v in p.items()}
+
+
+def true_lines(case: Case, p: Point, least: float) -> dict[str, float]:
+    lines = case.reference.lines(extended(p), None)
+    gap = case.reference.lower_value(p["x"].astype(np.longdouble), p["y"]) - least
+    return {k: float(v) for k, v in lines.items()} | {"lower_gap": max(gap, 0.0)}
+
+
+def raised(p: Point, rho: float) -> Point:
+    """The planted point with a larger ρ: λ grows with it, and it remains KKT."""
+    more = max(rho - p["rho"], 0.0)
+    moved = p | {"rho": p["rho"] + more}
+    for name, bar in (("lam", "lam_bar"), ("nu", "nu_bar")):
+        if name in p:
+            moved[name] = p[name] + more * p[bar]
+    return moved
+
+
+def perturbed(case: Case, p: Point, rng: np.random.Generator) -> Point:
+    """Some blocks, multipliers and ρ moved: freely, within their domains, or off a face."""
+    r, size, moved = case.reference, 10 ** rng.uniform(-9, 0), dict(p)
+    kind = rng.choice(["free", "inside", "nudge"], p=[0.1, 0.6, 0.3])
+    names = [name for name in p if name != "rho"]
+    for name in rng.choice(names, rng.integers(1, 4), replace=False):
+        v = p[name]
+        step = size * rng.normal(size=v.size)
+        if name in MULTIPLIERS:
+            moved[name] = v + step * np.abs(v).max(initial=0.1)
+            if name in SIGNED and rng.random() < 0.9:
+                moved[name] = np.maximum(moved[name], 0)
+            continue
+        term = r.x if name == "x" else r.y
+        if kind == "nudge":
+            share = 10 ** rng.uniform(-10, -4)
+            moved[name] = (1 - share) * v + share * term.middle(v.size)
+        else:
+            moved[name] = v + step if kind == "free" else term.project(v + step)
+    if rng.random() < 0.3:
+        moved["rho"] = p["rho"] * np.exp(size * rng.normal())
+    return moved
+
+
+VARIANTS = ({}, {"scale": 1e-4}, {"scale": 1e4}, {"large": 1e8})
+PERTURBATIONS = 44  # for each family: 440 in all
+
+
+@every_family
+def test_no_false_certificate(name):
+    """bilevax's ε, and each of its lines, is never below the truth for the same witnesses."""
+    rng = np.random.default_rng(seed_of(name) + 4)
+    claims, known = [], {}
+    for trial in range(PERTURBATIONS):
+        case = case_of(name, trial % 2, **VARIANTS[trial % 4])
+        rho = 10 ** rng.uniform(0, 8) if trial % 3 else 0.0
+        p = perturbed(case, raised(case.planted, rho), rng)
+        certificate = case.judge(p)
+        claims.append(certificate.epsilon)
+        if case.reference.outside(p):
+            assert certificate.epsilon == math.inf
+            continue
+        key = (id(case), p["x"].tobytes())
+        if key not in known:
+            known[key] = case.reference.least(p["x"])
+        wanted = true_lines(case, p, known[key])
+        for line, value in wanted.items():
+            assert certificate.lines()[line] >= value - TIGHT, (line, p["rho"], trial)
+        assert certificate.epsilon >= max(wanted.values()) - TIGHT
+    # The test has power: some claims are small, and most are not.
+    assert 0.05 <= np.mean(np.array(claims) <= 1e-2) <= 0.8
+
+
+@every_family
+def test_the_allowance_for_rounding_is_small(name):
+    """At a KKT point nothing but rounding is left, times ρ: the certificate is not idle."""
+    for rho in (1e2, 1e5, 1e8):
+        case = case_of(name)
+        assert case.judge(raised(case.planted, rho)).epsilon <= 1e-12 * rho + 1e-10
+
+
+@every_family
+def test_outside_its_domain_a_point_is_not_certified(name):
+    case = case_of(name)
+    for block in "xyz":
+        term = case.reference.x if block == "x" else case.reference.y
+        parts = [(0, term)]
+        if isinstance(term, ind.Product):
+            sizes = [k for k, _ in term.parts]
+            parts = list(zip(np.cumsum([0, *sizes]), [t for _, t in term.parts]))
+        for at, part in parts:
+            for end, sign in ((part.lower, -1), (part.upper, 1)):
+                for far in (1e-12, 1e-6, 1.0):
+                    v = case.planted[block].copy()
+                    v[at] = end + sign * far
+                    assert case.certify(case.planted | {block: v}).epsilon == math.inf
+
+
+@pytest.mark.parametrize("name", ["upper", "trees"])
+def test_multipliers_of_the_wrong_sign_certify_nothing(name):
+    case = case_of(name)
+    for multiplier in SIGNED:
+        for i in range(case.planted[multiplier].size):
+            for bad in (-1e-300, -1e-12, -1.0):
+                v = case.planted[multiplier].copy()
+                v[i] = bad
+                assert case.judge(case.planted | {multiplier: v}).epsilon == math.inf
+    p = case.planted | {m: -0.0 * case.planted[m] for m in SIGNED}
+    assert math.isfinite(case.certify(p).epsilon)
+
+
+@pytest.mark.parametrize("name", ["upper", "trees"])
+def test_numbers_that_are_not_finite_certify_nothing(name):
+    case = case_of(name)
+    for block in case.planted:
+        for bad in (math.nan, math.inf, -math.inf):
+            v = np.array(case.planted[block], float)
+            v.flat[-1] = bad
+            p = case.planted | {block: v}
+            assert case.judge(p).epsilon == math.inf, block
+            assert not case.judge(p).certified(1e300)
+            with pytest.raises(ValueError, match=block):
+                case.certify(p)
+    for rho in (0.0, -1.0):
+        assert case.judge(case.planted | {"rho": np.float64(rho)}).epsilon == math.inf
+        with pytest.raises(ValueError, match="rho"):
+            case.certify(case.planted | {"rho": np.float64(rho)})
+
+
+def test_no_line_excuses_another():
+    for line in LINES:
+        for value in (3.0, math.inf, math.nan):
+            fields = {f.name: 0.0 for f in dataclasses.fields(bx.ConstrainedKKTCertificate)}
+            certificate = bx.ConstrainedKKTCertificate(**fields | {line: value})
+            assert certificate.epsilon == (math.inf if math.isnan(value) else value)
+            assert not certificate.certified(1.0)
+            assert set(certificate.lines()) == set(LINES)
+
+
+def test_witnesses_must_fit_the_problem():
+    """None left out, none too many, each of the shape of its constraint, and as many of each."""
+    case = case_of("upper")
+    point = case.point(case.planted)
+    for name in MULTIPLIERS:
+        for value in (None, jnp.zeros(5), jnp.zeros(()), jnp.zeros((1, 2))):
+            changed = dataclasses.replace(point.multipliers, **{name: value})
+            with pytest.raises(ValueError, match=name):
+                bx.certify(case.problem, dataclasses.replace(point, multipliers=changed))
+    with pytest.raises(ValueError, match=r"\.z "):
+        bx.certify(case.problem, dataclasses.replace(point, z=jnp.zeros(1)))
+    plain = case_of("unconstrained")
+    extra = bx.Multipliers(lam=jnp.zeros(2))
+    with pytest.raises(ValueError, match="lam"):
+        bx.certify(
+            plain.problem, dataclasses.replace(plain.point(plain.planted), multipliers=extra)
+        )

@@ -91,8 +91,8 @@ def solve(
         start: `Point(x1=…, y1=…, …)`, or `Point(x=…, y=…)` for a minimax or a constrained problem.
             A start outside the domain is projected into it, with a warning.
         tolerance: ε of the certificate to reach, absolute.
-        solver: `PenaltyMethod()` (bilevel), `Adaptive()` (constrained) or `ProximalPoint()` (minimax)
-            unless named.
+        solver: unless named, `PenaltyMethod()` for a bilevel problem, `Adaptive()` for one with
+            constraints, `ProximalPoint()` for a minimax problem.
         max_gradients: stop before the solver has evaluated more gradients than this, counted from
             the start of the run, those before a resumption included.
         max_seconds: stop soon after this much time in this call, compilation not counted.

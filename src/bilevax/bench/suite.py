@@ -15,7 +15,7 @@ import numpy as np
 from bilevax.arguments import positive, whole
 from bilevax.bench.output import check_output, write_json
 from bilevax.bench.records import Record, load
-from bilevax.bench.resolve import lower_gap, resolve
+from bilevax.bench.resolve import lower_gap, lower_violation, resolve
 from bilevax.bench.starts import starts
 from bilevax.problems import ConstrainedBilevelProblem, Point
 from bilevax.solution import Solution
@@ -23,7 +23,8 @@ from bilevax.solve import solve
 from bilevax.solvers import Adaptive
 from bilevax.terms import Box
 
-# A start whose lower level is feasible by this little counts as feasible in the re-solve.
+# A lower level that is infeasible at x by as little as the point violates it is solved with its
+# constraints relaxed by that much, and this: y is then compared with what violates no more.
 RELAX = 1e-6
 # F is reached within this relative distance, with a lower-level gap and violations up to these.
 WITHIN, GAP, VIOLATION = 1e-2, 1e-4, 1e-3
@@ -120,7 +121,8 @@ class Outcome:
         """Whether the best known F was reached, by a point that solves its lower level."""
         if self.best is None or self.best_known is None or not self.best.feasible:
             return False
-        return self.best.F - self.best_known <= WITHIN * max(1.0, abs(self.best_known))
+        # Below the best known is as far off as above: a tolerance exploited.
+        return abs(self.best.F - self.best_known) <= WITHIN * max(1.0, abs(self.best_known))
 
     @property
     def false_certificates(self) -> int:
@@ -129,9 +131,14 @@ class Outcome:
         return sum(1 for a in certified if not a.feasible)
 
     def as_dict(self) -> dict[str, Any]:
-        own = dataclasses.asdict(self)
-        derived = {"reached": self.reached, "false_certificates": self.false_certificates}
-        return own | derived
+        best = self.best
+        derived = {
+            "best": None if best is None else dataclasses.asdict(best),
+            "feasible": best is not None and best.feasible,
+            "reached": self.reached,
+            "false_certificates": self.false_certificates,
+        }
+        return dataclasses.asdict(self) | derived
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +185,8 @@ def chosen(settings: Settings) -> list[Record]:
 def attempt(record: Record, solution: Solution) -> Attempt:
     """Judge a solution by solving the lower level again at its x, without bilevax."""
     x, y = np.asarray(solution.point.x), np.asarray(solution.point.y)
-    judged = lower_gap(record, x, y, relax=RELAX)
+    relax = RELAX + 1.001 * min(lower_violation(record, x, y), VIOLATION)
+    judged = lower_gap(record, x, y, relax=relax)
     return Attempt(
         status=solution.status.code,
         sentence=str(solution.status),
