@@ -19,17 +19,11 @@ from bilevax.problems.constants import sample_domain
 from bilevax.problems.reformulate import penalty, penalty_blocks, penalty_point
 from bilevax.problems.validate import require, require_gap_bound
 from bilevax.solvers.base import Solver, check_positive
+from bilevax.solvers.curvature import X1, X2, Y1, Y2, Z1, Z2, Blocks, Curvature, products
 from bilevax.terms import PerLeaf, Term
-from bilevax.trees import Layout, Tree
 
-# The six blocks of the penalty problem: (x1, y1, y2) are minimised over, (x2, z1, z2) maximised.
-X1, Y1, Y2, X2, Z1, Z2 = range(6)
-MINIMISED = (X1, Y1, Y2)
-# Those that the *user* minimises over, and those that the user maximises over.
-PRIMAL, DUAL = (X1, Y1, Z1), (Y2, X2, Z2)
-# Pairs of blocks whose coupling can make the penalty function nonconvex.
-PAIRS = ((X1, Y1), (X1, Y2), (Y1, Y2))
-COLUMN, PAIR, OWN = range(3)
+# Those blocks that the *user* minimises over.
+PRIMAL = (X1, Y1, Z1)
 
 # Largest step·‖F(u) − F(w)‖/‖u − w‖ at which an extragradient step is taken, and how steps grow.
 RATIO, GROW, SHRINK = 0.95, 1.05, 0.65
@@ -38,85 +32,19 @@ RATIO, GROW, SHRINK = 0.95, 1.05, 0.65
 INNER_SHARE, INNER_GRADIENTS, INNER_LEAST = 0.3, 0.25, 400
 # Without a proximal term to compare with: until the residual has fallen by this factor.
 INNER_FALL = 0.05
-# Proximal weights are this much above the nonconvexity that was seen, and grow by BOOST where the
-# subproblem still turns out not to be monotone.
-SAFETY, BOOST = 1.05, 1.5
+# Proximal weights grow by this where a subproblem turns out not to be monotone, and by this share
+# of a block's own curvature.
+BOOST, LITTLE = 1.5, 0.01
 # How fast it is forgotten how far a block moved, and how unequal the weights may become by it.
 FORGET, UNEQUAL = 1e-2, 1e6
-# Steps of Lanczos for the curvature of a block, how often all curvatures are looked at at first,
-# and how much gradients grow between these looks.
-LANCZOS, FIRST_ROUNDS, REFRESH = 6, 3, 1.5
+# How often all curvatures are looked at at first, and how much gradients grow between later looks.
+FIRST_ROUNDS, REFRESH = 3, 1.5
 # ρ grows when the residual is at most this share of ‖∇f‖ and the gap too large.
 LOOSE, RHO_LEAST, RHO_MOST = 0.01, 2.0, 10.0
 # Too large means: the residual fell by the first factor, and the gap not by the second with it.
 FELL, FOLLOWED = 0.2, 0.5
 # A target that is reached and did not end the run becomes this much smaller.
 TIGHTEN = 0.25
-
-
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-    """Where the six blocks lie in a flat vector."""
-
-    layout: Layout
-    sizes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, x: Tree, y: Tree) -> Blocks:
-        parts = (*x, *y)
-        sizes = tuple(sum(leaf.size for leaf in jax.tree.leaves(part)) for part in parts)
-        return cls(Layout.of(parts), sizes)
-
-    @property
-    def present(self) -> np.ndarray:
-        return np.asarray(self.sizes) > 0
-
-    @property
-    def owner(self) -> np.ndarray:
-        """Which block each entry belongs to."""
-        return np.repeat(np.arange(6), self.sizes)
-
-    def spread(self, per_block: Array) -> Array:
-        """One number per block, over the entries of the block."""
-        return per_block[self.owner]
-
-    def squares(self, v: Array) -> Array:
-        """‖v_b‖² for each block."""
-        return jax.ops.segment_sum(v * v, self.owner, 6, indices_are_sorted=True)
-
-
-class Curvature(eqx.Module):
-    """What Hessian-vector products have shown of ∂²P, and the vectors with which to look on."""
-
-    columns: Array  # 6 × 6: ‖∂²P/∂b'∂b‖ along the vector of block b
-    pairs: Array  # the norm of each coupling of PAIRS
-    least: Array  # the least eigenvalue of ∂²P/∂b², for the blocks minimised over
-    column_vectors: Array  # one flat vector: for each block its own
-    pair_vectors: Array  # one flat vector for each pair
-    response: Array  # ∂²P times the part of `column_vectors` that was looked at last
-    last: Array  # Lanczos' last two vectors and his matrix
-    now: Array
-    diagonal: Array
-    beside: Array
-
-    @classmethod
-    def unknown(cls, blocks: Blocks, like: Array) -> Curvature:
-        dtype = like.dtype
-        drawn = jax.random.normal(jax.random.key(0), (1 + len(PAIRS), like.size), dtype)
-        drawn = drawn / jax.vmap(lambda v: blocks.spread(jnp.sqrt(blocks.squares(v))))(drawn)
-        zeros, several = jnp.zeros_like(like), jnp.zeros(LANCZOS, dtype)
-        return cls(
-            columns=jnp.zeros((6, 6), dtype),
-            pairs=jnp.zeros(len(PAIRS), dtype),
-            least=jnp.zeros(len(MINIMISED), dtype),
-            column_vectors=drawn[0],
-            pair_vectors=drawn[1:],
-            response=zeros,
-            last=zeros,
-            now=zeros,
-            diagonal=several,
-            beside=several,
-        )
 
 
 class AdaptiveState(eqx.Module):
@@ -221,7 +149,7 @@ class Adaptive(Solver[AdaptiveState]):
             weights=jnp.zeros(6, dtype),
             metric=ones,
             curvature=Curvature.unknown(blocks, w),
-            probing=zero + FIRST_ROUNDS * len(_products(blocks)),
+            probing=zero + FIRST_ROUNDS * len(products(blocks)),
             refreshed=zero,
             seen=jnp.asarray([jnp.finfo(dtype).max, 0], dtype),
             reference=w,
@@ -267,19 +195,6 @@ def _prox(problem: BilevelProblem, s: AdaptiveState, v: Array, steps: Array) -> 
     return s.blocks.layout.ravel(tuple(moved))
 
 
-def _products(blocks: Blocks) -> tuple[tuple[int, int, int], ...]:
-    """The Hessian-vector products of one look at all curvatures: (kind, block or pair, phase).
-
-    The last come first: `probing` counts down.
-    """
-    here = [b for b in range(6) if blocks.sizes[b]]
-    pairs = [n for n, (i, j) in enumerate(PAIRS) if i in here and j in here]
-    own = [(OWN, b, k) for b in MINIMISED if b in here for k in range(LANCZOS)]
-    table = own + [(PAIR, n, k) for n in pairs for k in (0, 1)]
-    table += [(COLUMN, b, k) for b in here for k in (0, 1)]
-    return tuple(reversed(table))
-
-
 def _curved(problem: BilevelProblem, s: AdaptiveState, v: Array) -> Array:
     """∂²P·v"""
     _, bent = jax.jvp(lambda w: _operator(problem, s, w), (s.center,), (v,))
@@ -288,98 +203,15 @@ def _curved(problem: BilevelProblem, s: AdaptiveState, v: Array) -> Array:
 
 def _probe(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     """One Hessian-vector product; after the last one a subproblem begins."""
-    table = jnp.asarray(_products(s.blocks))
-    kind, which, phase = table[(s.probing - 1) % len(table)]
-    owner = jnp.asarray(s.blocks.owner)
-    c = s.curvature
-    seen = lax.switch(
-        kind,
-        (
-            lambda: _probe_column(problem, s, c, owner == which, which, phase),
-            lambda: _probe_pair(problem, s, c, owner, which, phase),
-            lambda: _probe_own(problem, s, c, owner == which, which, phase),
-        ),
-    )
+    bend = lambda v: _curved(problem, s, v)
     s = dataclasses.replace(
         s,
-        curvature=seen,
+        curvature=s.curvature.looked(s.blocks, bend, s.probing, s.gradients),
         probing=s.probing - 1,
         refreshed=s.gradients,
         gradients=s.gradients + 2,
     )
     return lax.cond(s.probing == 0, lambda: _begin(s), lambda: s)
-
-
-def _unit(v: Array, instead: Array) -> tuple[Array, Array]:
-    """v at length one, or what to take instead of a zero, and its length."""
-    length = jnp.sqrt(jnp.vdot(v, v))
-    return jnp.where(length > 0, v / jnp.where(length > 0, length, 1), instead), length
-
-
-def _probe_column(
-    problem: BilevelProblem, s: AdaptiveState, c: Curvature, mine: Array, block: Array, phase: Array
-) -> Curvature:
-    """Power iteration on all that one block is coupled to: first u = ∂²P·v, then v ← (∂²P·u)_b."""
-    forth = phase == 0
-    bent = _curved(problem, s, jnp.where(forth, jnp.where(mine, c.column_vectors, 0), c.response))
-    lengths = jnp.sqrt(s.blocks.squares(bent))
-    back, _ = _unit(jnp.where(mine, bent, 0), jnp.where(mine, c.column_vectors, 0))
-    return dataclasses.replace(
-        c,
-        columns=jnp.where(forth, c.columns.at[:, block].set(lengths), c.columns),
-        column_vectors=jnp.where(~forth & mine, back, c.column_vectors),
-        response=jnp.where(forth, bent, c.response),
-    )
-
-
-def _probe_pair(
-    problem: BilevelProblem, s: AdaptiveState, c: Curvature, owner: Array, pair: Array, phase: Array
-) -> Curvature:
-    """Power iteration on the coupling of two blocks, from the second to the first and back."""
-    ends = jnp.asarray(PAIRS)[pair]
-    source, sink = owner == ends[1 - phase], owner == ends[phase]
-    v = c.pair_vectors[pair]
-    bent = _curved(problem, s, jnp.where(source, v, 0))
-    onward, length = _unit(jnp.where(sink, bent, 0), jnp.where(sink, v, 0))
-    return dataclasses.replace(
-        c,
-        pairs=c.pairs.at[pair].set(length),
-        pair_vectors=c.pair_vectors.at[pair].set(jnp.where(sink, onward, v)),
-    )
-
-
-def _probe_own(
-    problem: BilevelProblem, s: AdaptiveState, c: Curvature, mine: Array, block: Array, step: Array
-) -> Curvature:
-    """One step of Lanczos' method on one block of ∂²P; its least eigenvalue after the last."""
-    first = step == 0
-    key = jax.random.fold_in(jax.random.key(1), s.gradients)
-    drawn, _ = _unit(jnp.where(mine, jax.random.normal(key, mine.shape, s.center.dtype), 0), c.now)
-    now, last = jnp.where(first, drawn, c.now), jnp.where(first, 0, c.last)
-    before = jnp.where(first, 0, c.beside[step - 1])
-    bent = jnp.where(mine, _curved(problem, s, now), 0) - before * last
-    along = jnp.vdot(bent, now)
-    following, length = _unit(bent - along * now, jnp.zeros_like(now))
-    # An invariant space: what is left is rounding, and the rest of the matrix stays zero.
-    some = length > 1e4 * jnp.finfo(bent.dtype).eps * (jnp.abs(along) + before)
-    diagonal = jnp.where(first, along, c.diagonal).at[step].set(along)
-    beside = jnp.where(first, 0, c.beside).at[step].set(jnp.where(some, length, 0))
-    alive = jnp.any(now != 0)
-    diagonal = jnp.where(alive, diagonal, c.diagonal)
-    beside = jnp.where(alive, beside, c.beside)
-
-    def least() -> Array:
-        matrix = jnp.diag(diagonal) + jnp.diag(beside[:-1], 1) + jnp.diag(beside[:-1], -1)
-        return c.least.at[block].set(jnp.linalg.eigvalsh(matrix)[0])
-
-    return dataclasses.replace(
-        c,
-        least=lax.cond(step == LANCZOS - 1, least, lambda: c.least),
-        last=now,
-        now=jnp.where(some, following, 0),
-        diagonal=diagonal,
-        beside=beside,
-    )
 
 
 def _relative(s: AdaptiveState) -> Array:
@@ -390,39 +222,15 @@ def _relative(s: AdaptiveState) -> Array:
     return jnp.where(ours, jnp.maximum(share, 1 / UNEQUAL), 1)
 
 
-def _weights(s: AdaptiveState) -> Array:
-    """Proximal weights W for (x1, y1, y2) with W + ∂²ₓₓP ⪰ 0.
-
-    With K = (least eigenvalues of the blocks on the diagonal, −norms of their couplings beside),
-    uᵀ∂²ₓₓP·u ≥ aᵀKa for the lengths a of u's blocks, so K + W ⪰ 0 suffices. Of all such W one wants
-    the blocks that move to be held least: W = ω/travel² is a first choice, and then each weight in
-    turn becomes as small as the others allow.
-    """
-    c, travel = s.curvature, _relative(s)[:X2]
-    K = jnp.diag(c.least)
-    for norm, (i, j) in zip(c.pairs, PAIRS):
-        K = K.at[i, j].set(-norm).at[j, i].set(-norm)
-    scaled = K * travel[:, None] * travel[None, :]
-    omega = jnp.maximum(-jnp.linalg.eigvalsh(scaled)[0], 0)
-    W = SAFETY * omega / travel**2
-    trifle = 1e-12 * jnp.max(jnp.abs(K)) + jnp.finfo(K.dtype).tiny
-    for b in (Y1, X1, Y2):
-        rest = [i for i in MINIMISED if i != b]
-        others = (K + jnp.diag(W + trifle))[jnp.asarray(rest)][:, jnp.asarray(rest)]
-        side = K[b, jnp.asarray(rest)]
-        needed = jnp.vdot(side, jnp.linalg.solve(others, side)) - K[b, b]
-        W = W.at[b].set(jnp.clip(SAFETY * needed, 0, W[b]))
-    size = jnp.diag(c.columns)[:X2]
-    return s.boost * W + (s.boost - 1) * 0.01 * size
-
-
 def _begin(s: AdaptiveState) -> AdaptiveState:
     """A new subproblem: weights and metric from what is known now."""
     present = jnp.asarray(s.blocks.present)
-    couplings = jnp.maximum(s.curvature.columns, s.curvature.columns.T)
-    minimised = jnp.arange(6) < X2
-    weights = jnp.zeros(6, couplings.dtype).at[:X2].set(_weights(s))
-    weights = jnp.where(minimised & present, weights, 0)
+    couplings = s.curvature.couplings()
+    held = s.boost * s.curvature.weights(_relative(s)[:X2])
+    # Boosted, also a block that seemed to need none gets some.
+    held += (s.boost - 1) * LITTLE * jnp.diag(couplings)[:X2]
+    weights = jnp.zeros(6, couplings.dtype).at[:X2].set(held)
+    weights = jnp.where(present, weights, 0)
     curved = couplings + jnp.diag(weights)
     metric = _balanced(jnp.where(present[:, None] & present[None, :], curved, 0))
     primal = jnp.isin(jnp.arange(6), jnp.asarray(PRIMAL))
@@ -535,7 +343,7 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     due = spent > jnp.where(settled, 1.2, 2.0) * since + 200
     balance = jnp.where(due, _balance(s), s.balance)
     stale = raising | (spent > REFRESH * s.refreshed.astype(spent.dtype))
-    rounds = len(_products(s.blocks))
+    rounds = len(products(s.blocks))
     s = dataclasses.replace(
         s,
         center=s.half,
