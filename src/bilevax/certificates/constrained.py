@@ -103,7 +103,8 @@ def _feasibility(
     """‖([c]₊, e)‖, and both trees of values, with the rounding of a large one added."""
     inequalities, equalities = (problem.called(name, x, y) for name in names)
     positive = jax.tree.map(lambda c: jnp.maximum(c, 0), inequalities)
-    return trees.norm((positive, equalities)), inequalities, equalities
+    size = trees.norm((positive, equalities)).astype(trees.dtype_of((x, y)))
+    return size, inequalities, equalities
 
 
 def _absolute(multiplier: Tree, values: Tree, noise: Array) -> Array:
