@@ -153,7 +153,7 @@ class _Run:
         self.fingerprint = fingerprint((stated, self.problem), self.solver, start)
         self.next_check, self.check_gradients, self.seconds_before = CHECK_FIRST, 0, 0.0
         self.piece = 8
-        self.looked_at = 0
+        self.looked_at, self.watched_at = 0, self.next_check
         self._record(self.certificate)
 
     def _build(self) -> Point:
@@ -166,7 +166,7 @@ class _Run:
         return start
 
     def _stated_point(self, point: Point) -> Point:
-        return point if self.lift is None else constrained_point(point)
+        return point if self.lift is None else constrained_point(point, self.lift.bounds)
 
     @property
     def earlier(self) -> int:
@@ -201,7 +201,7 @@ class _Run:
         self.state, self.best, self.lift = saved.solver_state, saved.best, saved.lift
         self._build()
         self.next_check, self.check_gradients = saved.next_check, saved.check_gradients
-        self.seconds_before = saved.seconds
+        self.seconds_before, self.watched_at = saved.seconds, saved.next_check
         self.looked_at = int(saved.history["gradients"][-1])
         self.history = {name: list(column) for name, column in saved.history.items()}
         self.certificate = judge(self.stated, self.best)
@@ -298,8 +298,12 @@ class _Run:
         if certificate.epsilon <= self.certificate.epsilon:
             self.best, self.certificate = stated, certificate
         self._record(certificate)
-        if self.lift is None or certificate.certified(self.tolerance):
+        # Only looks on the schedule count for the bounds: one at the end of a budget must leave no
+        # trace in a run that is then resumed.
+        scheduled = self.next_check > self.watched_at
+        if self.lift is None or not scheduled or certificate.certified(self.tolerance):
             return False
+        self.watched_at = self.next_check
         before = self.lift
         self.lift = watched(before, self.stated, point, self.gradients)
         if self.lift.bounds is before.bounds:

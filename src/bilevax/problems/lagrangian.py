@@ -20,6 +20,10 @@ from bilevax.trees import Tree
 class MultiplierBounds(eqx.Module):
     """How large each multiplier may be: pairs (for inequalities, for equalities) of trees.
 
+    They bound multipliers of constraints divided by `lower_scale` and `upper_scale`, which are ones
+    where the user gave a bound, as in the paper. Where bilevax finds it, they are what each
+    constraint varies by, so that it does not matter in which unit a constraint is written.
+
     `lower` bounds y2 and z2, `upper` the part of x2 that belongs to the upper level's constraints.
     `shared`, if there, bounds another part of x2: the lower level's constraints once more, as
     constraints of the upper level. These change nothing where Slater's condition holds for every x,
@@ -30,46 +34,50 @@ class MultiplierBounds(eqx.Module):
     lower: tuple[Tree, Tree]
     upper: tuple[Tree, Tree]
     shared: tuple[Tree, Tree] | None
+    lower_scale: tuple[Tree, Tree]
+    upper_scale: tuple[Tree, Tree]
+
+
+class Weighed(eqx.Module):
+    """Σ ⟨multiplier/scale, function(x, y)⟩ over inequalities and equalities; zero without them."""
+
+    functions: tuple[Callable[..., Tree] | None, ...]
+    scales: tuple[Tree, Tree]
+
+    def __call__(self, multipliers: Tree, x: Tree, y: Tree, data: tuple, dtype: jnp.dtype) -> Array:
+        total = jnp.zeros((), dtype)
+        if multipliers is None:
+            return total
+        for function, scale, multiplier in zip(self.functions, self.scales, multipliers):
+            if function is not None and multiplier is not None:
+                weights = jax.tree.map(jnp.divide, multiplier, scale)
+                total = total + trees.dot(weights, function(x, y, *data)).astype(dtype)
+        return total
 
 
 class LowerLagrangian(eqx.Module):
-    """g1(x, y) + λᵀc(x, y) + νᵀe(x, y) for y2 = (λ, ν), paper `eq:tildef_cons`."""
+    """g1(x, y) + λᵀc(x, y) + νᵀe(x, y) for y2 = scale·(λ, ν), paper `eq:tildef_cons`."""
 
     lower: Callable[..., Array]
-    constraints: Callable[..., Tree] | None
-    equalities: Callable[..., Tree] | None
+    constrained: Weighed
 
     def __call__(self, x: Tree, y: Tree, y2: Tree, *data: Tree) -> Array:
         value = self.lower(x, y, *data)
-        return value + _weighed((self.constraints, self.equalities), y2, x, y, data, value.dtype)
+        return value + self.constrained(y2, x, y, data, value.dtype)
 
 
 class UpperLagrangian(eqx.Module):
     """f1(x, y) with the upper level's constraints, and the shared ones, weighed by x2."""
 
     upper: Callable[..., Array]
-    own: tuple[Callable[..., Tree] | None, ...]
-    shared: tuple[Callable[..., Tree] | None, ...]
+    own: Weighed
+    shared: Weighed
 
     def __call__(self, x: Tree, x2: Tree, y: Tree, y2: Tree, *data: Tree) -> Array:
         value = self.upper(x, y, *data)
         own, shared = (None, None) if x2 is None else x2
-        value = value + _weighed(self.own, own, x, y, data, value.dtype)
-        return value + _weighed(self.shared, shared, x, y, data, value.dtype)
-
-
-def _weighed(
-    functions: tuple, multipliers: Tree, x: Tree, y: Tree, data: tuple, dtype: jnp.dtype
-) -> Array:
-    """Σ ⟨multiplier, function(x, y)⟩; zero where there is none."""
-    if multipliers is None:
-        return jnp.zeros((), dtype)
-    parts = [
-        trees.dot(multiplier, function(x, y, *data)).astype(dtype)
-        for function, multiplier in zip(functions, multipliers)
-        if multiplier is not None
-    ]
-    return sum(parts, jnp.zeros((), dtype))
+        value = value + self.own(own, x, y, data, value.dtype)
+        return value + self.shared(shared, x, y, data, value.dtype)
 
 
 def _boxes(bounds: tuple[Tree, Tree] | None) -> tuple[Tree, Tree] | None:
@@ -91,10 +99,11 @@ def _term(boxes: Tree) -> Term | None:
 def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> BilevelProblem:
     """The bilevel minimax problem of `eq:cons_minmax`: x1 = x, y1 = y, y2 and x2 multipliers."""
     p = problem
-    pair = (p.constraints, p.equalities)
+    pair = Weighed((p.constraints, p.equalities), bounds.lower_scale)
+    own = Weighed((p.upper_constraints, p.upper_equalities), bounds.upper_scale)
     return BilevelProblem(
-        UpperLagrangian(p.upper, (p.upper_constraints, p.upper_equalities), pair),
-        LowerLagrangian(p.lower, *pair),
+        UpperLagrangian(p.upper, own, pair),
+        LowerLagrangian(p.lower, pair),
         x1=p.x,
         y1=p.y,
         x2=_term((_boxes(bounds.upper), _boxes(bounds.shared))),
@@ -107,12 +116,15 @@ def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> 
 
 
 def _lower_smoothness(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> Array | None:
-    """L_∇f~ ≤ L_∇g + ‖B‖·L_∇c + L_c, if the problem knows all three (the paper has 2·L_c)."""
+    """L_∇f~ ≤ L_∇g + ‖B‖·L_∇c + L_c, if the problem knows all three (the paper has 2·L_c).
+
+    For constraints as they are written: with a scale of their own it is estimated instead.
+    """
     p = problem
     if p.constraints is None and p.equalities is None:
         return p.lower_smoothness
     objective, bend, slope = p.lower_smoothness, p.constraint_smoothness, p.constraint_lipschitz
-    if objective is None or bend is None or slope is None:
+    if objective is None or bend is None or slope is None or bounds.shared is not None:
         return None
     return objective + trees.norm(bounds.lower) * bend + slope
 
@@ -120,6 +132,7 @@ def _lower_smoothness(problem: ConstrainedBilevelProblem, bounds: MultiplierBoun
 def bilevel_point(point: Point, bounds: MultiplierBounds) -> Point:
     """A constrained point as one of its `lagrangian`; multipliers it lacks begin at zero."""
     m = Multipliers() if point.multipliers is None else point.multipliers
+    m = _rescaled(m, bounds, jnp.multiply)
 
     def within(values: tuple, limits: tuple | None) -> Tree:
         if limits is None:
@@ -149,8 +162,27 @@ def bilevel_point(point: Point, bounds: MultiplierBounds) -> Point:
     )
 
 
-def constrained_point(point: Point) -> Point:
-    """A point of a `lagrangian` as one of the constrained problem: λ̄ = y2, λ = ρ·z2 + shared."""
+def _rescaled(m: Multipliers, bounds: MultiplierBounds, by: Callable[..., Array]) -> Multipliers:
+    """Multipliers times or over the scales of their constraints."""
+
+    def each(values: Tree, scale: Tree) -> Tree:
+        return None if values is None else jax.tree.map(by, values, scale)
+
+    (lam, nu), (upper_lam, upper_nu) = bounds.lower_scale, bounds.upper_scale
+    return Multipliers(
+        lam=each(m.lam, lam),
+        lam_bar=each(m.lam_bar, lam),
+        nu=each(m.nu, nu),
+        nu_bar=each(m.nu_bar, nu),
+        upper_lam=each(m.upper_lam, upper_lam),
+        upper_nu=each(m.upper_nu, upper_nu),
+    )
+
+
+def constrained_point(point: Point, bounds: MultiplierBounds) -> Point:
+    """A point of a `lagrangian` as one of the constrained problem: λ̄ = y2, λ = ρ·z2 + shared,
+    in the units of the constraints as they are written.
+    """
     p = point
     own, shared = (None, None) if p.x2 is None else p.x2
     upper_lam, upper_nu = (None, None) if own is None else own
@@ -159,5 +191,6 @@ def constrained_point(point: Point) -> Point:
     if shared is not None and whole is not None:
         whole = jax.tree.map(jnp.add, whole, shared)
     lam, nu = (None, None) if whole is None else whole
-    multipliers = Multipliers(lam, lam_bar, nu, nu_bar, upper_lam, upper_nu)
+    scaled = Multipliers(lam, lam_bar, nu, nu_bar, upper_lam, upper_nu)
+    multipliers = _rescaled(scaled, bounds, jnp.divide)
     return Point(x=p.x1, y=p.y1, z=p.z1, rho=p.rho, multipliers=multipliers)

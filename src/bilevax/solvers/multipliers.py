@@ -174,30 +174,46 @@ def first_bounds(problem: ConstrainedBilevelProblem, start: Point) -> Multiplier
     p, x, y = problem, start.x, start.y
     sizes = {name: _variation(p, name, x, y) if getattr(p, name) else None for name in CONSTRAINTS}
     pair = (sizes["constraints"], sizes["equalities"])
-    fall = _reach(p.smooth_lower, (x, y), 1, p.y)
-    if p.multiplier_bound is not None:
-        lower = _given(p.multiplier_bound, pair, "multiplier_bound")
-    elif p.slater_margin is not None:
-        require_bounded(p.y, y, "y", "eq:cons_y1")
-        most = 2 * jnp.asarray(p.lower_lipschitz) * p.y.diameter(y) / jnp.asarray(p.slater_margin)
-        lower = jax.tree.map(lambda s: jnp.full_like(s, most), pair)
-    else:
-        lower = jax.tree.map(lambda s: 10 * fall / s, pair)
-        if jax.tree.leaves(pair):
-            inside = slater_point(p, start, pair)
-            fall = _reach(p.smooth_lower, (x, inside), 1, p.y)
-            c = p.called("constraints", x, inside)
-            margin = lambda v, s: jnp.maximum(-v, 1e-6 * s)
-            bound = jax.tree.map(lambda v, s: 2 * fall / margin(v, s), c, pair[0])
-            lower = (bound, lower[1]) if p.equalities is None else lower
     own = (sizes["upper_constraints"], sizes["upper_equalities"])
     rise = _reach(p.smooth_upper, (x, y), None, PerLeaf((p.x, p.y)))
+    ones = lambda tree: jax.tree.map(jnp.ones_like, tree)
     if p.upper_multiplier_bound is not None:
-        upper = _given(p.upper_multiplier_bound, own, "upper_multiplier_bound")
+        upper, upper_scale = (
+            _given(p.upper_multiplier_bound, own, "upper_multiplier_bound"),
+            ones(own),
+        )
     else:
-        upper = jax.tree.map(lambda s: 10 * rise / s, own)
-    shared = None if fixed(p) else jax.tree.map(lambda s: 10 * rise / s, pair)
-    return MultiplierBounds(lower, upper, shared if jax.tree.leaves(shared) else None)
+        upper, upper_scale = jax.tree.map(lambda s: jnp.full_like(s, 10 * rise), own), own
+    if fixed(p):
+        lower = _fixed_bounds(p, y, pair)
+        return MultiplierBounds(lower, upper, None, ones(pair), upper_scale)
+    shared = jax.tree.map(lambda s: jnp.full_like(s, 10 * rise), pair)
+    shared = shared if jax.tree.leaves(shared) else None
+    return MultiplierBounds(_found_bounds(p, start, pair), upper, shared, pair, upper_scale)
+
+
+def _fixed_bounds(problem: ConstrainedBilevelProblem, y: Tree, sizes: tuple) -> tuple:
+    """As given, or from `eq:cons_y1`."""
+    p = problem
+    if p.multiplier_bound is not None:
+        return _given(p.multiplier_bound, sizes, "multiplier_bound")
+    require_bounded(p.y, y, "y", "eq:cons_y1")
+    most = 2 * jnp.asarray(p.lower_lipschitz) * p.y.diameter(y) / jnp.asarray(p.slater_margin)
+    return jax.tree.map(lambda s: jnp.full_like(s, most), sizes)
+
+
+def _found_bounds(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple) -> tuple:
+    """From a Slater point at the start's x, for constraints over their sizes."""
+    p, x, y = problem, start.x, start.y
+    guess = jax.tree.map(lambda s: 10 * _reach(p.smooth_lower, (x, y), 1, p.y) + 0 * s, sizes)
+    if not sum(leaf.size for leaf in jax.tree.leaves(sizes)):
+        return guess
+    inside = slater_point(p, start, sizes)
+    if p.equalities is not None:
+        return guess
+    fall = _reach(p.smooth_lower, (x, inside), 1, p.y)
+    bound = lambda v, s: 2 * fall / jnp.maximum(-v / s, 1e-6)
+    return jax.tree.map(bound, p.called("constraints", x, inside), sizes[0]), guess[1]
 
 
 @eqx.filter_jit
@@ -241,7 +257,11 @@ def touching(bounds: MultiplierBounds, point: Point) -> MultiplierBounds:
         return jax.tree.map(near, limits, values)
 
     return MultiplierBounds(
-        of(bounds.lower, point.y2), of(bounds.upper, own), of(bounds.shared, shared)
+        of(bounds.lower, point.y2),
+        of(bounds.upper, own),
+        of(bounds.shared, shared),
+        of(bounds.lower_scale, None),
+        of(bounds.upper_scale, None),
     )
 
 
