@@ -55,6 +55,7 @@ def certify(problem: Problem, point: Point, *, rho: Any = None) -> Certificate:
     rho = point.rho if rho is None else rho
     positive(rho, "point.rho")
     if isinstance(problem, ConstrainedBilevelProblem):
+        rho = None if rho is None else jnp.asarray(rho, trees.dtype_of((point.x, point.y)))
         if point.z is None or point.multipliers is None or rho is None:
             return judge(problem, constrained_witnesses(problem, point, rho))
         return judge(problem, dataclasses.replace(point, rho=rho))

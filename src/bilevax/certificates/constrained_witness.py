@@ -20,6 +20,8 @@ from bilevax.trees import Tree
 
 ROUNDS = 60
 GROWTH = 2.0
+# Infeasibility and lack of complementarity that no certificate would notice.
+ENOUGH = 1e-12
 # The penalty grows no further than this over where it began.
 MOST = 1e8
 LEAST_RHO = 1e-8
@@ -63,7 +65,7 @@ def lower_solution(
         return _Round(z, lam, nu, weight, s.rounds + 1, residual)
 
     def going(s: _Round) -> Array:
-        return (s.rounds < ROUNDS) & (s.residual > 16 * jnp.finfo(dtype).eps)
+        return (s.rounds < ROUNDS) & (s.residual > ENOUGH + 16 * jnp.finfo(dtype).eps)
 
     zeros = lambda name: jax.tree.map(jnp.zeros_like, problem.called(name, x, start))
     one = jnp.ones((), dtype)
