@@ -145,7 +145,7 @@ def suite() -> str:
         if best is None:
             rows.append([o["name"], "refused", "–", "–", "–", known, "–", "–"])
             continue
-        verdict = "reached" if o["reached"] else ("above" if o["feasible"] else "FAILED")
+        verdict = o["verdict"]
         gap = "infeasible" if best["gap"] is None else f"{best['gap']:.1e}"
         shown = [f"{best['epsilon']:.1e}", f"{best['F']:.6g}", known, gap]
         rows.append([o["name"], verdict, best["status"], *shown, f"{best['gradients']:,}"])

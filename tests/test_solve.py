@@ -89,7 +89,10 @@ def test_a_method_that_stops_uncertified_says_so():
 def stalled(epsilons):
     """What the driver says of a run whose looks, at growing counts, saw these ε."""
     counts = [64 * 1.05**k for k in range(len(epsilons))]
-    run = types.SimpleNamespace(history={"gradients": counts, "epsilon": epsilons})
+    run = types.SimpleNamespace(
+        solver=types.SimpleNamespace(in_stages=False),
+        history={"gradients": counts, "epsilon": epsilons},
+    )
     return sys.modules["bilevax.solve"]._Run._stalled(run)
 
 

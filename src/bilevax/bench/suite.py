@@ -125,6 +125,19 @@ class Outcome:
         return abs(self.best.F - self.best_known) <= WITHIN * max(1.0, abs(self.best_known))
 
     @property
+    def verdict(self) -> str:
+        """One word for the table."""
+        if self.best is None:
+            return "refused"
+        if not self.best.feasible:
+            return "FAILED"
+        if self.best_known is None:
+            return "unknown"
+        if self.reached:
+            return "reached"
+        return "above" if self.best_known < self.best.F else "below"
+
+    @property
     def false_certificates(self) -> int:
         """Certified points whose lower level, solved again exactly, says otherwise."""
         certified = [a for a in self.attempts if a.status == "certified"]
@@ -134,7 +147,7 @@ class Outcome:
         best = self.best
         derived = {
             "best": None if best is None else dataclasses.asdict(best),
-            "feasible": best is not None and best.feasible,
+            "verdict": self.verdict,
             "reached": self.reached,
             "false_certificates": self.false_certificates,
         }
@@ -242,7 +255,7 @@ def table(outcomes: list[Outcome]) -> str:
         if best is None:
             lines.append(f"{o.name:<16} refused: {o.refused}")
             continue
-        mark = "reached" if o.reached else ("above" if best.feasible else "FAILED")
+        mark = o.verdict
         gap = "infeasible" if math.isinf(best.gap) else f"{best.gap:.1e}"
         lines.append(
             f"{o.name:<16} {mark:<8} {best.status:<13} {best.epsilon:>8.1e} {best.F:>12.6g} "
@@ -255,8 +268,8 @@ def table(outcomes: list[Outcome]) -> str:
         f"lower-level gap of at most {GAP:g}; {false} false certificates."
     )
     lines.append(
-        "«above»: an honest KKT point whose F is above the best known. «FAILED»: no point whose "
-        "lower-level gap, after an exact re-solve, is small."
+        "«above»: an honest KKT point whose F is above the best known. «below»: its F exploits the "
+        "tolerance. «FAILED»: no point whose lower-level gap, after an exact re-solve, is small."
     )
     return "\n".join(lines)
 
