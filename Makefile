@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test format bench clean
+.PHONY: demo test test-long format bench clean
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -25,6 +25,10 @@ test: .venv/dev
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# The tests that `make test` leaves out for their length, too.
+test-long: .venv/dev
+	$(BIN)/pytest -n 2 --dist worksteal -m "long or not long"
 
 format: .venv/dev
 	$(BIN)/ruff format

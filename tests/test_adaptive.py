@@ -33,7 +33,12 @@ def solved(name, tolerance=1e-3):
     )
 
 
-@pytest.mark.parametrize("name", library.INSTANCES)
+# One of each kind in every run of the tests; all of them take minutes to compile.
+SHORT = ("unique_saddle", "matrix_game", "soft_threshold", "double_well")
+NAMES = [n if n in SHORT else pytest.param(n, marks=pytest.mark.long) for n in library.INSTANCES]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_instance_is_certified_near_its_answer(name):
     """With a ρ less than 1/ε it may miss the answer by √ε: a gap is the square of a distance."""
     instance, solution = get(name), solved(name)

@@ -1064,6 +1064,7 @@ def test_float32(name):
             assert got == pytest.approx(value, rel=1e-4, abs=1e-3), line
 
 
+@pytest.mark.long
 def test_float32_finds_witnesses():
     for name in ("linear", "inactive"):
         case = known_case(name, np.float32)
