@@ -19,6 +19,7 @@ from scipy import optimize
 import bilevax as bx
 import transcription
 from bilevax import terms
+from bilevax.lift import first_lift, watched
 from bilevax.problems import library, linear
 from bilevax.problems.lagrangian import bilevel_point, lagrangian
 from bilevax.problems.validate import validate
@@ -637,6 +638,31 @@ def test_a_bound_too_small_grows():
     assert first[0] < reached < last[0]
     assert last[0] == pytest.approx(first[0] * 4 ** round(np.log(last[0] / first[0]) / np.log(4)))
     assert np.all(last[1:] == first[1:])  # those that were not touched stay
+
+
+@pytest.mark.parametrize("given", ["multiplier_bound", "upper_multiplier_bound"])
+def test_a_bound_grows_unless_it_is_the_one_given(given):
+    """Every multiplier touches its bound at every look: those that bilevax found must grow."""
+    problem = one_dimensional(upper_constraints=lambda x, y: x + y - 1.5, **{given: 3.0})
+    lift = first_lift(problem, LINE)
+    first = lift.bounds
+    at_bound = bx.Point(y2=first.lower, x2=(first.upper, first.shared))
+    for _ in range(20):
+        lift = watched(lift, problem, at_bound, 0)
+    grew = {
+        "multiplier_bound": np.all(lift.bounds.lower[0] > first.lower[0]),
+        "upper_multiplier_bound": np.all(lift.bounds.upper[0] > first.upper[0]),
+    }
+    assert grew == {name: name != given for name in grew}
+
+
+def test_the_smoothness_of_f_is_not_taken_for_that_of_f_with_weighed_constraints():
+    plain = one_dimensional(constraints=None, upper_smoothness=2.0)
+    assert lagrangian(plain, bounds_of(plain, LINE)).upper_smoothness == 2.0
+    found = one_dimensional(upper_smoothness=2.0)  # its constraints are shared with the upper level
+    assert lagrangian(found, bounds_of(found, LINE)).upper_smoothness is None
+    given = one_dimensional(upper_smoothness=2.0, multiplier_bound=3.0)
+    assert lagrangian(given, bounds_of(given, LINE)).upper_smoothness == 2.0
 
 
 @functools.cache

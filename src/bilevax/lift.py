@@ -14,7 +14,7 @@ from bilevax.solvers.multipliers import (
     any_touching,
     both_touching,
     first_bounds,
-    fixed,
+    growable,
     grown,
     touching,
 )
@@ -41,9 +41,7 @@ def first_lift(problem: ConstrainedBilevelProblem, start: Point) -> Lift:
 
 def watched(lift: Lift, problem: ConstrainedBilevelProblem, point: Point, gradients: int) -> Lift:
     """What to go on with after a look at a point: the same bounds, or grown ones."""
-    if fixed(problem):
-        return lift
-    now = touching(lift.bounds, point)
+    now = growable(problem, touching(lift.bounds, point))
     still = both_touching(now, lift.touched)
     if not any_touching(still):
         return dataclasses.replace(lift, touched=now, looks=jnp.ones((), int))

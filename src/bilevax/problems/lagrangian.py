@@ -99,6 +99,7 @@ def _term(boxes: Tree) -> Term | None:
 def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> BilevelProblem:
     """The bilevel minimax problem of `eq:cons_minmax`: x1 = x, y1 = y, y2 and x2 multipliers."""
     p = problem
+    x2 = _term((_boxes(bounds.upper), _boxes(bounds.shared)))
     pair = Weighed((p.constraints, p.equalities), bounds.lower_scale)
     own = Weighed((p.upper_constraints, p.upper_equalities), bounds.upper_scale)
     return BilevelProblem(
@@ -106,10 +107,11 @@ def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> 
         LowerLagrangian(p.lower, pair),
         x1=p.x,
         y1=p.y,
-        x2=_term((_boxes(bounds.upper), _boxes(bounds.shared))),
+        x2=x2,
         y2=_term(_boxes(bounds.lower)),
         data=p.data,
-        upper_smoothness=p.upper_smoothness if _term(_boxes(bounds.upper)) is None else None,
+        # What is known of f alone does not hold for f with weighed constraints.
+        upper_smoothness=p.upper_smoothness if x2 is None else None,
         lower_smoothness=_lower_smoothness(p, bounds),
         f_low=p.f_low,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -160,7 +161,7 @@ def _brief(tree: Tree) -> str:
 
 
 def fixed(problem: ConstrainedBilevelProblem) -> bool:
-    """Whether the user's own bounds hold, so that none may grow."""
+    """Whether the lower level's bounds are the user's own, so that they may not grow."""
     return problem.multiplier_bound is not None or problem.slater_margin is not None
 
 
@@ -178,10 +179,8 @@ def first_bounds(problem: ConstrainedBilevelProblem, start: Point) -> Multiplier
     rise = _reach(p.smooth_upper, (x, y), None, PerLeaf((p.x, p.y)))
     ones = lambda tree: jax.tree.map(jnp.ones_like, tree)
     if p.upper_multiplier_bound is not None:
-        upper, upper_scale = (
-            _given(p.upper_multiplier_bound, own, "upper_multiplier_bound"),
-            ones(own),
-        )
+        upper = _given(p.upper_multiplier_bound, own, "upper_multiplier_bound")
+        upper_scale = ones(own)
     else:
         upper, upper_scale = jax.tree.map(lambda s: jnp.full_like(s, 10 * rise), own), own
     if fixed(p):
@@ -243,6 +242,16 @@ def _given(bound: Tree, like: Tree, name: str) -> Tree:
         ) from None
     most = max((float(jnp.max(leaf)) for leaf in jax.tree.leaves(spread) if leaf.size), default=1.0)
     return spread, jax.tree.map(lambda s: jnp.full_like(s, most), like[1])
+
+
+def growable(problem: ConstrainedBilevelProblem, touched: MultiplierBounds) -> MultiplierBounds:
+    """Of the bounds that are touched those that bilevax found itself: one that was given stays."""
+    never = lambda tree: jax.tree.map(jnp.zeros_like, tree)
+    if fixed(problem):
+        touched = dataclasses.replace(touched, lower=never(touched.lower))
+    if problem.upper_multiplier_bound is not None:
+        touched = dataclasses.replace(touched, upper=never(touched.upper))
+    return touched
 
 
 @eqx.filter_jit
