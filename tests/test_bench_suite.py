@@ -1,6 +1,7 @@
 """The published suite behind `bilevax bench suite`: stated, solved, judged, printed, saved."""
 
 import json
+import types
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from bilevax.bench import suite
 from bilevax.bench.records import load
 from bilevax.cli import main
+from bilevax.solution import Status
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "basblib.json"
 
@@ -97,6 +99,22 @@ def test_the_command_prints_and_saves(file, tmp_path, capsys):
     saved = json.loads(path.read_text())
     assert saved["outcomes"][0]["name"] == "hopeless"
     assert "bench suite" in saved["command"]
+
+
+def test_ctrl_c_ends_the_run_and_keeps_what_there_is(file, tmp_path, capsys, monkeypatch, outcomes):
+    """`solve` answers Ctrl-C with a solution; the suite must not take it for one more attempt."""
+    path = tmp_path / "out.json"
+    stopped = types.SimpleNamespace(status=Status("interrupted", "Interrupted."))
+    monkeypatch.setattr(suite, "chosen", lambda settings: load(file)[:1] * 2)
+    first = iter([outcomes["clipped"]])
+    run = suite.run
+    monkeypatch.setattr(suite, "solve", lambda *_, **__: stopped)
+    monkeypatch.setattr(suite, "run", lambda r, s: next(first, None) or run(r, s))
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "suite", str(file), "--json", str(path)])
+    assert end.value.code == 1
+    assert "Interrupted" in capsys.readouterr().out
+    assert len(json.loads(path.read_text())["outcomes"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from bilevax.problems.library import LinearInstance, bilevel_linear_from
 from bilevax.problems.validate import require_precision
 from bilevax.solution import Solution
 from bilevax.solve import solve
-from bilevax.solvers import Adaptive, PenaltyMethod, Solver
+from bilevax.solvers import FOP, SMO, Adaptive, PenaltyMethod, Solver
 
 METHODS = ("paper", "tuned", "fop", "smo", "adaptive")
 SIZES = (100, 200, 300, 400, 500)
@@ -168,12 +168,8 @@ def method(
     if name == "adaptive":
         return problem, Adaptive()
     if name == "fop":
-        from bilevax.solvers.fop import FOP
-
         return problem, FOP()
     if name == "smo":
-        from bilevax.solvers.smo import SMO
-
         return problem, SMO()
     bounded = dataclasses.replace(problem, multiplier_bound=MULTIPLIER_BOUND)
     smoothness = TUNED if name == "tuned" else paper_smoothness(instance, tolerance)

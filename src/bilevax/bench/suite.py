@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax.arguments import positive, whole
-from bilevax.bench.output import check_output, write_json
+from bilevax.bench.output import Bar, check_output, write_json
 from bilevax.bench.records import Record, load
 from bilevax.bench.resolve import lower_gap, lower_violation, resolve
 from bilevax.bench.starts import starts
@@ -238,11 +238,33 @@ def run(record: Record, settings: Settings) -> Outcome:
         except ValueError as error:
             refused = str(error)
             continue
+        if solution.status == "interrupted":  # `solve` keeps Ctrl-C to itself
+            raise KeyboardInterrupt
         attempts.append(attempt(record, solution))
     refused = "" if attempts else refused or "no start with a feasible lower level was found"
     seconds = time.perf_counter() - begun
     known = record.best_known
     return Outcome(record.name, record.category, known, tuple(attempts), refused, seconds)
+
+
+def experiment(settings: Settings, progress: bool | None = None) -> tuple[list[Outcome], bool]:
+    """All outcomes, and whether Ctrl-C cut them short; writes the JSON file in either case."""
+    records = chosen(settings)
+    outcomes: list[Outcome] = []
+    interrupted = True
+    try:
+        with Bar(progress, len(records), "suite") as bar:
+            for record in records:
+                bar.at(record.name)
+                outcomes.append(run(record, settings))
+                bar.step()
+        interrupted = False
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if settings.json is not None and outcomes:
+            write(settings.json, outcomes, settings)
+    return outcomes, interrupted
 
 
 def table(outcomes: list[Outcome]) -> str:

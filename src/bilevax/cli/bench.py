@@ -9,7 +9,6 @@ import tyro
 
 from bilevax.bench import suite as published
 from bilevax.bench.linear import METHODS, SIZES, Settings, experiment, table
-from bilevax.bench.output import Bar
 
 
 def linear(
@@ -82,20 +81,9 @@ def suite(
         json: write all results there, also when interrupted.
     """
     settings = published.Settings(file, tolerance, starts, max_gradients, seed, names, all, json)
-    records = published.chosen(settings)
-    outcomes: list[published.Outcome] = []
-    interrupted = False
-    with Bar(None, len(records), "suite") as bar:
-        try:
-            for record in records:
-                bar.at(record.name)
-                outcomes.append(published.run(record, settings))
-                bar.step()
-        except KeyboardInterrupt:
-            interrupted = True
+    outcomes, interrupted = published.experiment(settings)
     print(published.table(outcomes))
-    if json is not None:
-        published.write(json, outcomes, settings)
+    if json is not None and json.exists():
         print(f"Results: {json}")
     if interrupted:
         print("Interrupted: the above is what was done until then.")

@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.problems.bilevel import BilevelProblem
+from bilevax.problems.constrained import ConstrainedBilevelProblem
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
 from bilevax.terms import PerLeaf, Term
@@ -51,6 +52,20 @@ def sample_domain(term: Term, like: Tree, key: Array) -> Tree:
     return trees.combine(1 - share, like, share, far)
 
 
+def _unit(v: Tree) -> tuple[Tree, Array]:
+    """v/‖v‖ and ‖v‖; zero stays zero."""
+    size = trees.norm(v)
+    flat = size == 0
+    return trees.scale(jnp.where(flat, 0, 1 / jnp.where(flat, 1, size)), v), size
+
+
+def _random_unit(like: Tree, key: Array) -> Tree:
+    leaves, structure = jax.tree.flatten(like)
+    keys = jax.random.split(key, len(leaves))
+    drawn = [jax.random.normal(k, leaf.shape, leaf.dtype) for leaf, k in zip(leaves, keys)]
+    return _unit(jax.tree.unflatten(structure, drawn))[0]
+
+
 @eqx.filter_jit
 def _curvature(function: Callable[..., Array], point: Tree, data: Tree, key: Array) -> Array:
     """The largest ‖∇²f·v‖/‖v‖ that power iteration meets at one point."""
@@ -59,17 +74,10 @@ def _curvature(function: Callable[..., Array], point: Tree, data: Tree, key: Arr
     def advance(_: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
         v, best = carry
         _, bent = jax.jvp(slope, (point,), (v,))
-        size = trees.norm(bent)
-        flat = size == 0
-        v = trees.scale(jnp.where(flat, 0, 1 / jnp.where(flat, 1, size)), bent)
+        v, size = _unit(bent)
         return v, jnp.maximum(best, size)
 
-    leaves, structure = jax.tree.flatten(point)
-    keys = jax.random.split(key, len(leaves))
-    v = jax.tree.unflatten(
-        structure, [jax.random.normal(k, leaf.shape, leaf.dtype) for leaf, k in zip(leaves, keys)]
-    )
-    v = trees.scale(1 / trees.norm(v), v)
+    v = _random_unit(point, key)
     return jax.lax.fori_loop(0, ITERATIONS, advance, (v, jnp.zeros((), trees.dtype_of(v))))[1]
 
 
@@ -118,3 +126,82 @@ def lower_smoothness_of(problem: BilevelProblem, start: Point) -> float:
     term = PerLeaf((problem.x1, problem.y1, problem.y2))
     blocks = (start.x1, start.y1, start.y2)
     return estimate_smoothness(problem.lower, term, blocks, problem.data, "lower")
+
+
+def constraint_values(problem: ConstrainedBilevelProblem) -> Callable[[Tree], Tree]:
+    """(c, e) as a function of (x, y)."""
+    return lambda p: (problem.called("constraints", *p), problem.called("equalities", *p))
+
+
+@eqx.filter_jit
+def _slope(problem: ConstrainedBilevelProblem, point: Tree, key: Array) -> Array:
+    """The largest ‖Jv‖/‖v‖ that power iteration on JᵀJ meets, J the Jacobian of (c, e)."""
+    values = constraint_values(problem)
+    _, pull = jax.vjp(values, point)
+
+    def advance(_: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
+        v, best = carry
+        _, moved = jax.jvp(values, (point,), (v,))
+        (back,) = pull(moved)
+        return _unit(back)[0], jnp.maximum(best, trees.norm(moved))
+
+    zero = jnp.zeros((), trees.dtype_of(point))
+    return jax.lax.fori_loop(0, ITERATIONS, advance, (_random_unit(point, key), zero))[1]
+
+
+@eqx.filter_jit
+def _bend(problem: ConstrainedBilevelProblem, point: Tree, key: Array) -> Array:
+    """The largest Σᵢ wᵢ·aᵀ∇²cᵢb over unit w, a, b that taking each in turn as the best one meets.
+
+    That is the norm of the derivative of the Jacobian. Unlike power iteration this can end in a
+    local maximum; the points it is called at have each a random start of their own.
+    """
+    values = constraint_values(problem)
+
+    def along(v: Tree) -> Callable[[Tree], Tree]:
+        return lambda p: jax.jvp(values, (p,), (v,))[1]  # J(p)v
+
+    def turned(w: Tree, v: Tree) -> Tree:
+        return jax.grad(lambda p: trees.dot(w, along(v)(p)))(point)  # Σ wᵢ∇²cᵢ·v
+
+    def advance(_: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
+        a, b, best = carry
+        w, _ = _unit(jax.jvp(along(b), (point,), (a,))[1])
+        b, _ = _unit(turned(w, a))
+        a, size = _unit(turned(w, b))
+        return a, b, jnp.maximum(best, size)
+
+    first, second = jax.random.split(key)
+    zero = jnp.zeros((), trees.dtype_of(point))
+    start = (_random_unit(point, first), _random_unit(point, second), zero)
+    return jax.lax.fori_loop(0, ITERATIONS, advance, start)[2]
+
+
+def estimate_constraint_lipschitz(problem: ConstrainedBilevelProblem, start: Point) -> float:
+    """A Lipschitz constant for all of the lower level's constraints together."""
+    return _largest(_slope, problem, start, "lipschitz")
+
+
+def estimate_constraint_smoothness(problem: ConstrainedBilevelProblem, start: Point) -> float:
+    """A Lipschitz constant for their Jacobian; zero where they are affine."""
+    return _largest(_bend, problem, start, "smoothness")
+
+
+def _largest(
+    measure: Callable[..., Array], problem: ConstrainedBilevelProblem, start: Point, label: str
+) -> float:
+    """The largest that `measure` finds at sampled points, as `estimate_smoothness` has it."""
+    blocks = (start.x, start.y)
+    if problem.constraints is None and problem.equalities is None:
+        return 0.0
+    term = PerLeaf((problem.x, problem.y))
+    keys = jax.random.split(jax.random.key(0), 2 * SAMPLES)
+    points = [blocks, *(sample_domain(term, blocks, k) for k in keys[1:SAMPLES])]
+    met = [float(measure(problem, p, k)) for p, k in zip(points, keys[SAMPLES:])]
+    if not np.all(np.isfinite(met)):
+        raise ValueError(
+            f"constraint_{label} could not be estimated: the derivatives of the constraints are "
+            f"not finite everywhere in the domain. Give the problem constraint_{label}, or shrink "
+            "the domain"
+        )
+    return SAFETY * max(met)

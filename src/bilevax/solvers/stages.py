@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -19,11 +18,10 @@ from bilevax.arguments import non_negative, whole
 from bilevax.certificates.gap import linear_excess
 from bilevax.problems import ConstrainedBilevelProblem, MinimaxProblem, Multipliers, Point
 from bilevax.problems.constants import (
-    ITERATIONS,
-    SAFETY,
-    SAMPLES,
+    constraint_values,
+    estimate_constraint_lipschitz,
+    estimate_constraint_smoothness,
     estimate_smoothness,
-    sample_domain,
 )
 from bilevax.problems.validate import require, require_bounded
 from bilevax.solvers.base import Solver, check_part, check_positive
@@ -221,12 +219,12 @@ class Stages(Solver[StagesState]):
                 f"{label}_smoothness",
                 lambda f=function, s=label: estimate_smoothness(f, term, blocks, problem.data, s),
             )
-        settle("constraint_lipschitz", lambda: _largest(_slope, problem, start, "lipschitz"))
-        settle("constraint_smoothness", lambda: _largest(_bend, problem, start, "smoothness"))
+        settle("constraint_lipschitz", lambda: estimate_constraint_lipschitz(problem, start))
+        settle("constraint_smoothness", lambda: estimate_constraint_smoothness(problem, start))
 
         def bound() -> float:
             # Never too small where the Lipschitz constant is not; samples would be.
-            here = float(trees.norm(_constraint_values(problem)(blocks)))
+            here = float(trees.norm(constraint_values(problem)(blocks)))
             return here + found["constraint_lipschitz"] * float(term.diameter(blocks))
 
         settle("constraint_bound", bound)
@@ -399,86 +397,3 @@ class Stages(Solver[StagesState]):
 
     def output(self, problem: ConstrainedBilevelProblem, state: StagesState) -> Point:
         return state.answer
-
-
-def _constraint_values(problem: ConstrainedBilevelProblem) -> Callable[[Tree], Tree]:
-    """(c, e) as a function of (x, y)."""
-    return lambda p: (problem.called("constraints", *p), problem.called("equalities", *p))
-
-
-def _unit(v: Tree) -> tuple[Tree, Array]:
-    """v/‖v‖ and ‖v‖; zero stays zero."""
-    size = trees.norm(v)
-    flat = size == 0
-    return trees.scale(jnp.where(flat, 0, 1 / jnp.where(flat, 1, size)), v), size
-
-
-def _random_unit(like: Tree, key: Array) -> Tree:
-    leaves, structure = jax.tree.flatten(like)
-    keys = jax.random.split(key, len(leaves))
-    drawn = [jax.random.normal(k, leaf.shape, leaf.dtype) for leaf, k in zip(leaves, keys)]
-    return _unit(jax.tree.unflatten(structure, drawn))[0]
-
-
-@eqx.filter_jit
-def _slope(problem: ConstrainedBilevelProblem, point: Tree, key: Array) -> Array:
-    """The largest ‖Jv‖/‖v‖ that power iteration on JᵀJ meets, J the Jacobian of (c, e)."""
-    values = _constraint_values(problem)
-    _, pull = jax.vjp(values, point)
-
-    def advance(_: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
-        v, best = carry
-        _, moved = jax.jvp(values, (point,), (v,))
-        (back,) = pull(moved)
-        return _unit(back)[0], jnp.maximum(best, trees.norm(moved))
-
-    zero = jnp.zeros((), trees.dtype_of(point))
-    return lax.fori_loop(0, ITERATIONS, advance, (_random_unit(point, key), zero))[1]
-
-
-@eqx.filter_jit
-def _bend(problem: ConstrainedBilevelProblem, point: Tree, key: Array) -> Array:
-    """The largest Σᵢ wᵢ·aᵀ∇²cᵢb over unit w, a, b that taking each in turn as the best one meets.
-
-    That is the norm of the derivative of the Jacobian. Unlike power iteration this can end in a
-    local maximum; the points it is called at have each a random start of their own.
-    """
-    values = _constraint_values(problem)
-
-    def along(v: Tree) -> Callable[[Tree], Tree]:
-        return lambda p: jax.jvp(values, (p,), (v,))[1]  # J(p)v
-
-    def turned(w: Tree, v: Tree) -> Tree:
-        return jax.grad(lambda p: trees.dot(w, along(v)(p)))(point)  # Σ wᵢ∇²cᵢ·v
-
-    def advance(_: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
-        a, b, best = carry
-        w, _ = _unit(jax.jvp(along(b), (point,), (a,))[1])
-        b, _ = _unit(turned(w, a))
-        a, size = _unit(turned(w, b))
-        return a, b, jnp.maximum(best, size)
-
-    first, second = jax.random.split(key)
-    zero = jnp.zeros((), trees.dtype_of(point))
-    start = (_random_unit(point, first), _random_unit(point, second), zero)
-    return lax.fori_loop(0, ITERATIONS, advance, start)[2]
-
-
-def _largest(
-    measure: Callable[..., Array], problem: ConstrainedBilevelProblem, start: Point, label: str
-) -> float:
-    """The largest that `measure` finds at sampled points, as `estimate_smoothness` has it."""
-    blocks = (start.x, start.y)
-    if problem.constraints is None and problem.equalities is None:
-        return 0.0
-    term = PerLeaf((problem.x, problem.y))
-    keys = jax.random.split(jax.random.key(0), 2 * SAMPLES)
-    points = [blocks, *(sample_domain(term, blocks, k) for k in keys[1:SAMPLES])]
-    met = [float(measure(problem, p, k)) for p, k in zip(points, keys[SAMPLES:])]
-    if not np.all(np.isfinite(met)):
-        raise ValueError(
-            f"constraint_{label} could not be estimated: the derivatives of the constraints are "
-            f"not finite everywhere in the domain. Give the problem constraint_{label}, or shrink "
-            "the domain"
-        )
-    return SAFETY * max(met)
