@@ -223,7 +223,9 @@ def test_gradient_counts_are_those_of_real_calls(limit):
     assert len(lowers) == int(state.starter.gradients) + 2 * int(state.outer.gradients)
 
 
-TABLE = [(name, epsilon) for name in library.INSTANCES for epsilon in (0.1, 0.01)]
+LONG = ("matrix_game", 0.01)  # 3e7 gradients
+PAIRS = [(name, epsilon) for name in library.INSTANCES for epsilon in (0.1, 0.01)]
+TABLE = [pytest.param(*p, marks=pytest.mark.long) if p == LONG else p for p in PAIRS]
 
 
 @pytest.mark.parametrize(("name", "epsilon"), TABLE)

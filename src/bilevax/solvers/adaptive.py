@@ -401,6 +401,7 @@ def _steepness(problem: BilevelProblem, start: Point) -> tuple[float, float, flo
     """‖∇f‖, and ‖∇f‖ and ‖∇f~‖ in y1 alone, over the domain: the middle of a few samples.
 
     The maximising blocks stay where they start: bounds of multipliers say nothing about a problem.
+    Where f~ has no slope in y1 there, as a bilinear one can have none, that in y2 stands in.
     """
     seen = _slopes(problem, start)
     return tuple(_middle(sizes) for sizes in seen)  # pyright: ignore[reportReturnType]
@@ -413,8 +414,9 @@ def _slopes(problem: BilevelProblem, start: Point) -> tuple[Array, ...]:
     def at(key: Array) -> tuple[Array, ...]:
         x1, y1 = sample_domain(term, (start.x1, start.y1), key)
         in_x, _, in_y, _ = problem.upper_gradient(x1, start.x2, y1, start.y2)
-        lower = problem.lower_gradient(x1, y1, start.y2)[1]
-        return trees.norm((in_x, in_y)), trees.norm(in_y), trees.norm(lower)
+        _, lower, other = (trees.norm(g) for g in problem.lower_gradient(x1, y1, start.y2))
+        lower = jnp.where(lower < 1e-6 * other, other, lower)
+        return trees.norm((in_x, in_y)), trees.norm(in_y), lower
 
     return lax.map(at, jax.random.split(jax.random.key(0), 9))
 
