@@ -894,3 +894,15 @@ def test_a_ball_too_far_off_for_its_radius_is_refused():
     with pytest.raises(ValueError, match="center"):
         ball.check_block(jnp.full(2, 1e4, np.float32), "y1")
     ball.check_block(jnp.full(2, 1e4), "y1")  # double precision can tell
+
+
+@pytest.mark.parametrize("constants", [{"f_low": -5.0}, {"upper_smoothness": 2.0}])
+def test_given_constants_beside_data_do_not_matter(constants):
+    """The allowance for rounding states the problem anew, with data moved, inside a program."""
+    box, data = terms.Box(-1.0, 1.0), jnp.ones(1)
+    plain = bx.BilevelProblem(rounding_upper, rounding_lower, x1=box, y1=box, data=data)
+    given = bx.BilevelProblem(
+        rounding_upper, rounding_lower, x1=box, y1=box, data=data, **constants
+    )
+    point = bx.Point(x1=jnp.zeros(1), y1=jnp.full(1, 0.5), z1=jnp.zeros(1), rho=1.0)
+    assert bx.certify(given, point).as_dict() == bx.certify(plain, point).as_dict()

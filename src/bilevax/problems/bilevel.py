@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
-import numpy as np
 from jaxtyping import Array
 
-from bilevax.arguments import finite, one_number
-from bilevax.problems.minimax import positive_or_none, require_callable
+from bilevax.problems.minimax import finite_or_none, positive_or_none, require_callable
 from bilevax.problems.point import as_arrays
 from bilevax.terms import Term, as_term
 from bilevax.trees import Tree
@@ -71,10 +69,7 @@ class BilevelProblem(eqx.Module):
         self.data = as_arrays(data)
         self.upper_smoothness = positive_or_none(upper_smoothness, "upper_smoothness")
         self.lower_smoothness = positive_or_none(lower_smoothness, "lower_smoothness")
-        if f_low is not None:
-            one_number(f_low, "f_low")
-            finite(f_low, "f_low")
-        self.f_low = None if f_low is None else np.asarray(f_low, float)
+        self.f_low = finite_or_none(f_low, "f_low")
 
     def smooth_upper(self, x1: Tree, x2: Tree, y1: Tree, y2: Tree) -> Array:
         """f1(x1, x2, y1, y2)"""

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from bilevax.arguments import finite, non_negative, numbers, one_number, tracing
-from bilevax.problems.minimax import positive_or_none, require_callable
+from bilevax.arguments import non_negative, numbers, tracing
+from bilevax.problems.minimax import finite_or_none, positive_or_none, require_callable
 from bilevax.problems.point import as_arrays
 from bilevax.terms import Term, as_term
 from bilevax.trees import Tree
@@ -117,10 +117,7 @@ class ConstrainedBilevelProblem(eqx.Module):
             constraint_smoothness = np.asarray(constraint_smoothness, float)
         self.constraint_smoothness = constraint_smoothness
         self.constraint_lipschitz = positive_or_none(constraint_lipschitz, "constraint_lipschitz")
-        if f_low is not None:
-            one_number(f_low, "f_low")
-            finite(f_low, "f_low")
-        self.f_low = f_low if f_low is None or tracing(f_low) else np.asarray(f_low, float)
+        self.f_low = finite_or_none(f_low, "f_low")
 
     @property
     def extra(self) -> tuple[Tree, ...]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from bilevax.arguments import positive, tracing
+from bilevax.arguments import finite, one_number, positive, tracing
 from bilevax.problems.point import as_arrays
 from bilevax.terms import Term, as_term
 from bilevax.trees import Tree
@@ -72,6 +72,15 @@ def require_callable(function: Any, name: str) -> Callable[..., Array]:
     if not callable(function):
         raise TypeError(f"{name} must be a function of the variables, not {function!r}")
     return cast(Callable[..., Array], function)
+
+
+def finite_or_none(value: Any, name: str) -> Any:
+    """A given number, which need not be positive, as an argument of compiled programs."""
+    if value is None or tracing(value):
+        return value
+    one_number(value, name)
+    finite(value, name)
+    return np.asarray(value, float)
 
 
 def positive_or_none(value: Any, name: str) -> Any:
