@@ -44,4 +44,4 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/tables.py
 
 clean:
-	rm -rf .venv .pytest_cache .jax_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -8,6 +8,7 @@ level is exact: best responses come from enumerating the faces of the domain, or
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import itertools
 import warnings
@@ -36,7 +37,7 @@ def solve(cost: Any, held: list) -> float:
     problem = cp.Problem(cp.Minimize(cost), held)
     for tolerance in (1e-10, 1e-9, 1e-8, 1e-7):
         names = ("tol_gap_abs", "tol_gap_rel", "tol_feas", "tol_ktratio")
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.suppress(cp.SolverError):
             warnings.filterwarnings("ignore", message="Solution may be inaccurate")
             problem.solve(solver=cp.CLARABEL, **dict.fromkeys(names, tolerance))
         if problem.status == cp.OPTIMAL:

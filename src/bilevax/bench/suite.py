@@ -290,8 +290,9 @@ def table(outcomes: list[Outcome]) -> str:
         f"lower-level gap of at most {GAP:g}; {false} false certificates."
     )
     lines.append(
-        "«above»: an honest KKT point whose F is above the best known. «below»: its F exploits the "
-        "tolerance. «FAILED»: no point whose lower-level gap, after an exact re-solve, is small."
+        "«above»: the lower level is solved, F is above the best known: an honest KKT point where "
+        "certified. «below»: F exploits the tolerance. «FAILED»: no point whose lower-level gap, "
+        "after an exact re-solve, and violations are small."
     )
     return "\n".join(lines)
 
