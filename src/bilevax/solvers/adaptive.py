@@ -19,29 +19,31 @@ from bilevax.problems.constants import sample_domain
 from bilevax.problems.reformulate import penalty, penalty_blocks, penalty_point
 from bilevax.problems.validate import require, require_gap_bound
 from bilevax.solvers.base import Solver, check_positive
-from bilevax.solvers.curvature import X1, X2, Y1, Y2, Z1, Z2, Blocks, Curvature, products
+from bilevax.solvers.curvature import X2, Y2, Z1, Z2, Blocks, Curvature, products
 from bilevax.terms import PerLeaf, Term
 
-# Those blocks that the *user* minimises over.
-PRIMAL = (X1, Y1, Z1)
-
+# The method starts anew from where it is when the residual has fallen by this factor since it last
+# did, or when this share of all gradients went by.
+RESTART, RESTART_GRADIENTS = 0.4, 0.36
+# How much a block's reach changes at most then, and how unequal reaches may become.
+RENEW, UNEQUAL = 2.0, 1e6
+# A block that nothing is coupled to steps as if it held this share of the largest block's energy.
+UNCOUPLED = 1e-3
 # Largest step·‖F(u) − F(w)‖/‖u − w‖ at which an extragradient step is taken, and how steps grow.
 RATIO, GROW, SHRINK = 0.95, 1.05, 0.65
-# A subproblem is solved until its residual is this share of the proximal term's pull, or until it
-# has taken this share of all gradients so far.
-INNER_SHARE, INNER_GRADIENTS, INNER_LEAST = 0.3, 0.25, 400
-# Without a proximal term to compare with: until the residual has fallen by this factor.
-INNER_FALL = 0.05
+# A subproblem is solved until its residual is this share of the proximal term's pull, or of what it
+# began with, or until it has taken this share of all gradients so far.
+INNER_SHARE, INNER_FALL, INNER_GRADIENTS, INNER_LEAST = 0.3, 0.05, 0.25, 400
 # Proximal weights grow by this where a subproblem turns out not to be monotone, and by this share
 # of a block's own curvature.
 BOOST, LITTLE = 1.5, 0.01
-# How fast it is forgotten how far a block moved, and how unequal the weights may become by it.
-FORGET, UNEQUAL = 1e-2, 1e6
 # How often all curvatures are looked at at first, and how much gradients grow between later looks.
 FIRST_ROUNDS, REFRESH = 3, 1.5
-# ρ grows when the residual is at most this share of ‖∇f‖ and the gap too large.
+# ρ grows when the residual is at most this share of ‖∇f‖ and the gap too large,
 LOOSE, RHO_LEAST, RHO_MOST = 0.01, 2.0, 10.0
-# Too large means: the residual fell by the first factor, and the gap not by the second with it.
+# that is, larger by this than what the residual explains of it,
+UNEXPLAINED = 50.0
+# and when it does not fall by the second factor while the residual falls by the first.
 FELL, FOLLOWED = 0.2, 0.5
 # A target that is reached and did not end the run becomes this much smaller.
 TIGHTEN = 0.25
@@ -52,25 +54,27 @@ class AdaptiveState(eqx.Module):
 
     iterate: Array  # of the extragradient method
     half: Array  # its point in between, at which its residual is known
+    anchor: Array  # where it last started anew, towards which it is drawn
     center: Array  # of the proximal term: the last outer iterate
     slope: Array  # the operator (∇ₓP, −∇ᵧP) at `half`
-    residual: Array  # of the subproblem at `half`
-    opened: Array  # the residual with which the subproblem began
+    residuals: Array  # of the subproblem at `half`, per block in the `metric`
+    anchored: Array  # the residuals with which the method last started anew
+    opened: Array  # and with which the subproblem began
     step_size: Array
     rho: Array
     target: Array
     force: Array  # ‖∇f‖, about
-    travel: Array  # how far each block moved lately, from outer iterate to outer iterate
-    balance: Array  # steps of primal blocks are longer by this, those of dual blocks shorter
+    origin: Array  # where the run began
+    reach: Array  # how far each block has to go, up to a common factor
     boost: Array
     weights: Array  # of the proximal term, per block
-    metric: Array  # relative step sizes, per block
+    curved: Array  # 6 × 6: how strongly blocks are coupled in the subproblem
+    metric: Array  # 1/curvature per block, in which residuals are measured
     curvature: Curvature
     probing: Array  # products still to be done before the next subproblem
     refreshed: Array  # gradients when the couplings were last looked at
     seen: Array  # residual and gap when they were last compared, at this ρ
-    reference: Array  # the point since which `balance` measures movement
-    referenced: Array  # and the gradients then
+    since: Array  # steps since the anchor
     inner: Array  # gradients of this subproblem
     outer: Array
     gradients: Array
@@ -83,14 +87,16 @@ class Adaptive(Solver[AdaptiveState]):
     min over x = (x1, y1, y2), max over y = (x2, z1, z2) of P_ρ (`eq:new_minmax`), by
     x^{k+1} ≈ argmin max P_ρ + ½‖x − x^k‖²_W, each subproblem by extragradient in a metric.
 
-    - Step sizes: the local Lipschitz constant that each step shows, in a metric that balances the
-      couplings between blocks (as Ruiz 2001 balances rows) and, by how far they have to move,
-      primal against dual blocks (as the primal weight of PDLP, Applegate et al. 2021).
+    - Extragradient: drawn towards an anchor (Yoon & Ryu 2021), which moves up whenever the
+      residual has fallen enough.
+    - Step sizes: the local Lipschitz constant that each step shows, in the metric that is best for
+      how far each block has to go (`_lengths`). How far that is, `reach`, is learnt from how far
+      the blocks came between two anchors, as PDLP learns its primal weight (Applegate et al. 2021).
     - W: per block, just above the nonconvexity that Hessian-vector products show. Of two blocks
-      with a nonconvex coupling the one that moves more is held less; a block without gets none.
+      with a nonconvex coupling the one with further to go is held less; a block without gets none.
       Where a subproblem is not monotone after all, W grows.
     - Subproblems: solved relative to how far they move the iterate, warm-started.
-    - ρ: grows while the gap bound, not the residual, is above the target.
+    - ρ: grows while the gap bound is above the target, and the residual does not explain it.
 
     `rho` and `step_size` are first guesses. It has no stopping test of its own: the certificate
     ends the run.
@@ -135,25 +141,27 @@ class Adaptive(Solver[AdaptiveState]):
         return AdaptiveState(
             iterate=w,
             half=w,
+            anchor=w,
             center=w,
             slope=jnp.zeros_like(w),
-            residual=jnp.ones((), dtype),
-            opened=jnp.ones((), dtype),
+            residuals=ones,
+            anchored=ones,
+            opened=ones,
             step_size=self.step_size,
             rho=self.rho,
             target=self.target,
             force=self.force,
-            travel=ones,
-            balance=jnp.ones((), dtype),
+            origin=w,
+            reach=jnp.zeros(6, dtype),
             boost=jnp.ones((), dtype),
             weights=jnp.zeros(6, dtype),
+            curved=jnp.eye(6, dtype=dtype),
             metric=ones,
             curvature=Curvature.unknown(blocks, w),
             probing=zero + FIRST_ROUNDS * len(products(blocks)),
             refreshed=zero,
             seen=jnp.asarray([jnp.finfo(dtype).max, 0], dtype),
-            reference=w,
-            referenced=zero,
+            since=zero,
             inner=zero,
             outer=zero,
             gradients=zero,
@@ -214,38 +222,33 @@ def _probe(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     return lax.cond(s.probing == 0, lambda: _begin(s), lambda: s)
 
 
-def _relative(s: AdaptiveState) -> Array:
-    """Each minimised block's travel against the largest."""
-    ours = jnp.asarray(s.blocks.present) & (jnp.arange(6) < X2)
-    most = jnp.max(jnp.where(ours, s.travel, 0))
-    share = jnp.where(most > 0, s.travel / jnp.where(most > 0, most, 1), 1)
-    return jnp.where(ours, jnp.maximum(share, 1 / UNEQUAL), 1)
-
-
 def _begin(s: AdaptiveState) -> AdaptiveState:
     """A new subproblem: weights and metric from what is known now."""
     present = jnp.asarray(s.blocks.present)
     couplings = s.curvature.couplings()
-    held = s.boost * s.curvature.weights(_relative(s)[:X2])
+    couplings = jnp.where(present[:, None] & present[None, :], couplings, 0)
+    # Nothing has moved yet: as far as makes all couplings count the same.
+    reach = jnp.where(jnp.any(s.reach > 0), s.reach, jnp.sqrt(_evened(couplings)))
+    held = s.boost * s.curvature.weights(jnp.where(present, reach, jnp.max(reach))[:X2])
     # Boosted, also a block that seemed to need none gets some.
     held += (s.boost - 1) * LITTLE * jnp.diag(couplings)[:X2]
-    weights = jnp.zeros(6, couplings.dtype).at[:X2].set(held)
-    weights = jnp.where(present, weights, 0)
+    weights = jnp.where(present, jnp.zeros(6, held.dtype).at[:X2].set(held), 0)
     curved = couplings + jnp.diag(weights)
-    metric = _balanced(jnp.where(present[:, None] & present[None, :], curved, 0))
-    primal = jnp.isin(jnp.arange(6), jnp.asarray(PRIMAL))
-    metric = metric * jnp.where(primal, s.balance, 1 / s.balance)
     return dataclasses.replace(
         s,
         iterate=s.center,
         half=s.center,
+        anchor=s.center,
+        reach=reach,
         weights=weights,
-        metric=metric,
+        curved=curved,
+        metric=_evened(curved),
+        since=jnp.zeros_like(s.since),
         inner=jnp.zeros_like(s.inner),
     )
 
 
-def _balanced(couplings: Array) -> Array:
+def _evened(couplings: Array) -> Array:
     """d with max over b' of √(d_b·d_b')·couplings[b, b'] = 1 for every block b that is coupled."""
 
     def even(_: Array, d: Array) -> Array:
@@ -255,137 +258,174 @@ def _balanced(couplings: Array) -> Array:
     return lax.fori_loop(0, 30, even, jnp.ones(6, couplings.dtype))
 
 
+def _lengths(s: AdaptiveState) -> Array:
+    """The best step lengths d for blocks with r = reach to go: d = r/(C·r), C the couplings.
+
+    In the metric d the operator's Lipschitz constant is ‖√d·C·√d‖, at most 1 for this d (by Collatz
+    and Wielandt, with the vector r/√d), and the squared distance is Σ r²/d. The gradients needed
+    grow with their product, and for every d that is at least rᵀCr, which this one attains.
+    """
+    energy = s.reach * (s.curved @ s.reach)
+    energy = jnp.where(energy > 0, energy, UNCOUPLED * jnp.max(energy))
+    return jnp.where(energy > 0, s.reach**2 / jnp.where(energy > 0, energy, 1), 1)
+
+
 def _move(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
-    """One extragradient step on the subproblem."""
-    metric = s.blocks.spread(s.metric)
-    weights = s.blocks.spread(s.weights)
+    """One step of the anchored extragradient method on the subproblem."""
+    lengths = _lengths(s)
+    metric, weights = s.blocks.spread(lengths), s.blocks.spread(s.weights)
     along = lambda v: jnp.sqrt(jnp.sum(metric * v * v))  # of gradients
     across = lambda v: jnp.sqrt(jnp.sum(v * v / metric))  # of points
-    length, steps = s.step_size * metric, s.step_size * s.metric
+    length, steps = s.step_size * metric, s.step_size * lengths
+    drawn = 1 / (s.since.astype(metric.dtype) + 2)
+    base = s.iterate + drawn * (s.anchor - s.iterate)
     here = _operator(problem, s, s.iterate) + weights * (s.iterate - s.center)
-    half = _prox(problem, s, s.iterate - length * here, steps)
+    half = _prox(problem, s, base - length * here, steps)
     bare = _operator(problem, s, half)
     there = bare + weights * (half - s.center)
+    iterate = _prox(problem, s, base - length * there, steps)
+
     moved, turned = half - s.iterate, there - here
     distance, turn = across(moved), along(turned)
     lipschitz = turn / jnp.where(distance > 0, distance, 1)
     eps = jnp.finfo(half.dtype).eps
     # Not «≤ fails»: NaN must take the step, so that it is seen.
     too_long = s.step_size * turn > RATIO * distance * (1 + 64 * eps)
-    iterate = _prox(problem, s, s.iterate - length * there, steps)
     within = RATIO / jnp.where(lipschitz > 0, lipschitz, 1)
     longer = GROW * s.step_size
     longer = jnp.where(lipschitz > 0, jnp.minimum(longer, jnp.maximum(within, s.step_size)), longer)
-    step_size = jnp.where(too_long, SHRINK * within, longer)
-    residual = along((s.iterate - half) / length + turned)
     # Monotone? If not, the proximal weights are too small.
     turning = jnp.vdot(turned, moved)
-    noise = eps * distance * (1e3 * turn + 64 * along(there))
+    rounded = weights * (jnp.abs(s.iterate) + jnp.abs(s.center))
+    noise = eps * distance * (1e3 * turn + 64 * along(there) + 64 * along(rounded))
     bent = ~too_long & (turning < -noise)
-    boost = jnp.where(bent, BOOST * s.boost, s.boost)
-    weights_now = jnp.where(bent, BOOST * s.weights, s.weights)
+
+    taken = lambda new, old: jnp.where(too_long, old, new)
     s = dataclasses.replace(
         s,
-        iterate=jnp.where(too_long, s.iterate, iterate),
-        half=jnp.where(too_long, s.half, half),
-        slope=jnp.where(too_long, s.slope, bare),
-        residual=jnp.where(too_long, s.residual, residual),
-        step_size=step_size,
-        boost=boost,
-        weights=weights_now,
+        iterate=taken(iterate, s.iterate),
+        half=taken(half, s.half),
+        slope=taken(bare, s.slope),
+        residuals=taken(_parts(s, (base - half) / length + turned), s.residuals),
+        step_size=jnp.where(too_long, SHRINK * within, longer),
+        boost=jnp.where(bent, BOOST * s.boost, s.boost),
+        weights=jnp.where(bent, BOOST * s.weights, s.weights),
+        since=taken(s.since + 1, s.since),
         inner=s.inner + 2,
         gradients=s.gradients + 2,
     )
+    s = dataclasses.replace(
+        s,
+        opened=jnp.where(s.inner == 2, s.residuals, s.opened),
+        anchored=jnp.where(s.since == 1, s.residuals, s.anchored),
+    )
+    s = _restarted(s, ~too_long)
     most = jnp.maximum(INNER_GRADIENTS * s.gradients.astype(half.dtype), INNER_LEAST)
-    opening = s.inner == 2
-    s = dataclasses.replace(s, opened=jnp.where(opening, s.residual, s.opened))
-    ends = ~too_long & (_settled(s) | (s.inner.astype(half.dtype) >= most))
-    ends |= ~too_long & (s.residual <= 4 * eps * along(s.slope))
-    return lax.cond(ends, lambda: _conclude(problem, s), lambda: s)
+    ends = _settled(s) | (s.inner.astype(half.dtype) >= most)
+    ends |= _length(s.residuals) <= 4 * eps * _length(_parts(s, s.slope))
+    return lax.cond(~too_long & ends, lambda: _conclude(problem, s), lambda: s)
 
 
-def _pull(s: AdaptiveState) -> Array:
-    """The length of the proximal term's gradient, in the metric."""
-    pull = s.blocks.spread(s.weights) * (s.half - s.center)
-    return jnp.sqrt(jnp.sum(s.blocks.spread(s.metric) * pull * pull))
+def _parts(s: AdaptiveState, slope: Array) -> Array:
+    """The lengths of a gradient's blocks, each measured against its block's curvature.
+
+    Measured by step lengths, a block whose steps are short would seem to be nearly solved.
+    """
+    return jnp.sqrt(s.metric * s.blocks.squares(slope))
+
+
+def _length(parts: Array) -> Array:
+    return jnp.sqrt(jnp.sum(parts * parts))
+
+
+def _restarted(s: AdaptiveState, taken: Array) -> AdaptiveState:
+    """A new anchor where the old one has done its work; reaches follow from what moved since."""
+    fell = _length(s.residuals) <= RESTART * _length(s.anchored)
+    lasted = (2 * s.since).astype(s.half.dtype)
+    long = lasted > RESTART_GRADIENTS * s.gradients.astype(s.half.dtype)
+    again = taken & (s.since > 1) & (fell | long)
+    return dataclasses.replace(
+        s,
+        iterate=jnp.where(again, s.half, s.iterate),
+        anchor=jnp.where(again, s.half, s.anchor),
+        reach=jnp.where(again, _reach(s), s.reach),
+        since=jnp.where(again, 0, s.since),
+    )
+
+
+def _reach(s: AdaptiveState) -> Array:
+    """Half way, in logarithms, from the reaches so far to what the blocks moved since the anchor.
+
+    Only ratios count, so the common factor is taken out: that of the blocks besides y2, which moves
+    as little as its proximal weight makes it.
+    """
+    far = jnp.sqrt(s.blocks.squares(s.half - s.anchor))
+    moved = far > 0
+    change = jnp.where(moved, far / jnp.where(moved, s.reach, 1), 1)
+    counted = moved & (jnp.arange(6) != Y2)
+    how_many = jnp.maximum(jnp.sum(counted), 1).astype(far.dtype)
+    common = jnp.sum(jnp.where(counted, jnp.log(change), 0)) / how_many
+    change = jnp.where(moved, jnp.sqrt(change / jnp.exp(common)), 0)
+    reach = s.reach * jnp.clip(change, 1 / RENEW, RENEW)
+    reach = jnp.maximum(reach / jnp.max(reach), 1 / UNEQUAL)
+    return jnp.where(jnp.asarray(s.blocks.present), reach, 0)
 
 
 def _settled(s: AdaptiveState) -> Array:
     """Whether the subproblem is solved well enough, for how far it moves the iterate."""
-    relative = s.residual <= INNER_SHARE * _pull(s)
-    return relative | ((jnp.max(s.weights) == 0) & (s.residual <= INNER_FALL * s.opened))
+    residual = _length(s.residuals)
+    pull = s.blocks.spread(s.weights) * (s.half - s.center)  # the proximal term's gradient
+    relative = residual <= INNER_SHARE * _length(_parts(s, pull))
+    return relative | (residual <= INNER_FALL * _length(s.opened))
 
 
 def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
-    """The outer iterate moves to where the subproblem ended; then ρ, balance and travel follow."""
-    moved = jnp.sqrt(s.blocks.squares(s.half - s.center))
-    kept = jnp.sqrt(s.travel * jnp.maximum(moved, FORGET * s.travel))
-    travel = jnp.where(s.outer > 0, kept, moved)
-
-    primal, dual, gap = _lines(problem, s)
-    residual = jnp.maximum(primal, dual)
-    reached = (residual <= s.target) & (gap <= s.target)
+    """The outer iterate moves to where the subproblem ended; then ρ follows."""
+    lines, gap = _lines(problem, s)
+    reached = (jnp.max(lines) <= s.target) & (gap <= s.target)
+    # y2's residual counts for the certificate, not for ρ: while y2 is held fast it says only that.
+    others = jnp.arange(6) != Y2
+    residual = jnp.max(jnp.where(others, lines, 0))
     settled = _settled(s)
     loose = (residual <= s.target) | (settled & (residual <= LOOSE * s.force))
+    # What the residual may be to blame for: as much as it could change P by, as far as we came.
+    came = jnp.sqrt(s.blocks.squares(s.half - s.origin))
+    blamed = jnp.sum(jnp.where(others, lines * came, 0))
+    unexplained = (residual <= s.target) | (s.rho * gap > UNEXPLAINED * blamed)
     # A gap that falls with the residual will vanish with it: then ρ is large enough.
     seen_residual, seen_gap = s.seen
     fell = (residual <= s.target) | (residual <= FELL * seen_residual)
-    raising = ~reached & loose & fell & (gap > s.target) & (gap > FOLLOWED * seen_gap)
+    raising = loose & fell & unexplained & (gap > s.target) & (gap > FOLLOWED * seen_gap)
     noted = jnp.stack([residual, gap])
     fresh = jnp.asarray([jnp.finfo(noted.dtype).max, 0], noted.dtype)  # nothing seen yet at a new ρ
     seen = jnp.where(raising, fresh, jnp.where(loose & fell, noted, s.seen))
     factor = jnp.clip(jnp.sqrt(gap / s.target), RHO_LEAST, RHO_MOST)
-    rho = jnp.where(raising, s.rho * factor, s.rho)
-    target = jnp.where(reached, TIGHTEN * s.target, s.target)
 
     spent = s.gradients.astype(residual.dtype)
-    since = s.referenced.astype(spent.dtype)
-    due = spent > jnp.where(settled, 1.2, 2.0) * since + 200
-    balance = jnp.where(due, _balance(s), s.balance)
     stale = raising | (spent > REFRESH * s.refreshed.astype(spent.dtype))
     rounds = len(products(s.blocks))
     s = dataclasses.replace(
         s,
         center=s.half,
-        travel=travel,
-        rho=rho,
-        target=target,
-        balance=balance,
+        reach=jnp.where(s.since > 0, _reach(s), s.reach),
+        rho=jnp.where(raising, s.rho * factor, s.rho),
+        target=jnp.where(reached, TIGHTEN * s.target, s.target),
         boost=jnp.maximum(1, 0.9 * s.boost),
         probing=jnp.where(stale, rounds, 0).astype(s.probing.dtype),
         seen=seen,
-        reference=jnp.where(due, s.half, s.reference),
-        referenced=jnp.where(due, s.gradients, s.referenced),
         outer=s.outer + 1,
     )
     return lax.cond(stale, lambda: s, lambda: _begin(s))
 
 
-def _balance(s: AdaptiveState) -> Array:
-    """Primal against dual movement since the reference, in the metric without the balance."""
-    primal = jnp.isin(jnp.arange(6), jnp.asarray(PRIMAL))
-    even = s.metric / jnp.where(primal, s.balance, 1 / s.balance)
-    far = s.blocks.squares(s.half - s.reference) / even
-    present = jnp.asarray(s.blocks.present)
-    of_primal = jnp.sqrt(jnp.sum(jnp.where(primal & present, far, 0)))
-    of_dual = jnp.sqrt(jnp.sum(jnp.where(~primal & present, far, 0)))
-    both = (of_primal > 0) & (of_dual > 0)
-    seen = jnp.where(both, of_primal / jnp.where(both, of_dual, 1), s.balance)
-    change = jnp.clip(jnp.sqrt(seen / s.balance), 0.5, 2.0)
-    return jnp.clip(s.balance * change, 1e-4, 1e4)
-
-
-def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Array]:
-    """The certificate's residuals at `half`, of primal and of dual blocks, and its gap."""
+def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array]:
+    """The residuals of P at `half`, one per block, and the bound of the gap."""
     parts = s.blocks.layout.unravel(s.half)
     slopes = s.blocks.layout.unravel(s.slope)
-    terms = _terms(problem, s.rho)
     sizes = [
         jnp.zeros((), s.half.dtype) if t is None else trees.norm(t.residual(a, g))
-        for t, a, g in zip(terms, parts, slopes)
+        for t, a, g in zip(_terms(problem, s.rho), parts, slopes)
     ]
-    of_primal = jnp.maximum(jnp.hypot(sizes[X1], sizes[Y1]), sizes[Z1])
-    of_dual = jnp.max(jnp.stack([sizes[Y2], sizes[X2], sizes[Z2]]))
     # The slopes in (z1, z2) are those of −ρ·f~ and ρ·f~ there: what bounds the gap.
     x1, y1, y2, _, z1, z2 = parts
     value = problem.smooth_lower(x1, y1, z2) + problem.y1.value(y1)
@@ -394,7 +434,7 @@ def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Arr
     fall = linear_excess(problem.y1, z1, trees.scale(-1 / s.rho, slopes[Z1]))
     rise = linear_excess(problem.y2, z2, trees.scale(-1 / s.rho, slopes[Z2]))
     gap = value + fall.astype(value.dtype) + rise.astype(value.dtype)
-    return of_primal, of_dual, gap
+    return jnp.stack(sizes), gap
 
 
 def _steepness(problem: BilevelProblem, start: Point) -> tuple[float, float, float]:
