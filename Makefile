@@ -39,6 +39,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/optfom_overhead.py --json benchmarks/results/optfom_overhead.json
 	$(BIN)/python benchmarks/library.py --json benchmarks/results/library.json
 	$(BIN)/bilevax bench linear --max-seconds 6 --json benchmarks/results/linear.json --plot benchmarks/results/linear.png
+	for part in epsilon size exact; do $(BIN)/bilevax bench growth --parts $$part --json benchmarks/results/growth_$$part.json --plot benchmarks/results/growth_$$part.png || exit 1; done
 	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json
 	test ! -f ../shared/data/basblib.json || $(BIN)/bilevax bench suite ../shared/data/basblib.json --json benchmarks/results/suite.json
 	$(BIN)/python benchmarks/tables.py

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,14 +167,144 @@ the best attempt of each. `gap` comes from an independent, exact solve of the lo
 """
 
 
+def growth_epsilon() -> str:
+    record = read("growth_epsilon")
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for r in record["epsilon"]["runs"]:
+        groups.setdefault((r["method"], r["tolerance"]), []).append(r)
+    rows = []
+    for (method, tolerance), several in groups.items():
+        certified = [r for r in several if r["status"] == "certified"]
+        reached = [r["epsilon"] for r in several if r["epsilon"] is not None]
+        rows.append(
+            [
+                method,
+                f"{tolerance:g}",
+                f"{len(certified)} of {len(several)}",
+                middle([r["gradients"] for r in certified], ",.0f"),
+                middle([r["gradients"] for r in several], ",.0f"),
+                f"{max(reached):.1e}" if reached else "–",
+            ]
+        )
+    fits = []
+    for f in record["epsilon"]["fits"]:
+        law = "no fit" if f["exponent"] is None else f"(1/ε)^{f['exponent']:.2f}"
+        fits.append([f["method"], law, f"{f['runs']} of {f['all_runs']}"])
+    header = [
+        "method",
+        "ε",
+        "certified",
+        "gradients, certified",
+        "gradients, all",
+        "largest ε reached",
+    ]
+    return f"""## Gradients against ε
+
+Medians over the instances. Each ε is a run of its own, as every method sets itself up for the ε it
+is asked for. The exponent is fitted to certified runs only: with few of them it says little.
+`{record["command"]}`
+
+{table(header, rows)}
+
+{table(["method", "gradients grow as", "runs certified"], fits)}
+
+![Gradients to the certificate against 1/ε](results/growth_epsilon.png)
+"""
+
+
+def growth_size() -> str:
+    record = read("growth_size")
+    rows = [
+        [
+            r["data"],
+            f"{r['n']:,}",
+            r["status"],
+            known(r["epsilon"], ".1e"),
+            known(r["gradients"], ",d"),
+            known(r["seconds"], ".2f"),
+            known(r["compile_seconds"], ".1f"),
+            known(r["setup_seconds"], ".1f"),
+            known(r["data_bytes"] and r["data_bytes"] / 1e6, ",.2f"),
+            known(r["peak_bytes"] and r["peak_bytes"] / 1e6, ",.0f"),
+        ]
+        for r in sorted(record["size"]["runs"], key=lambda r: r["data"])
+    ]
+    header = ["data", "n", "status", "ε", "gradients", "s", "compilation, s", "setting up, s"]
+    header += ["data, MB", "peak memory, MB"]
+    refused = [r for r in record["size"]["runs"] if r["status"] == "refused"]
+    return f"""## Time and memory against size
+
+`Adaptive` to ε = 0.01, l = n/20, each run in a process of its own; the peak of its memory includes
+JAX and the compiler. Setting up, whose time no limit counts, is compilation, and work that grows
+with n, such as that on first multiplier bounds.
+`{record["command"]}`
+
+{table(header, rows)}
+{"".join(f"{chr(10)}Refused: n = {r['n']}, {r['data']}: {r['sentence']}{chr(10)}" for r in refused)}
+![Seconds to the certificate against n](results/growth_size.png)
+"""
+
+
+def growth_exact() -> str:
+    record = read("growth_exact")
+    rows = [
+        [
+            f"{r['n']:,}",
+            r["status"],
+            known(r["seconds"], ".2f"),
+            known(r["compile_seconds"], ".1f"),
+            known(r["setup_seconds"], ".1f"),
+            known(r["repaired_objective"], ".4f"),
+            "proven" if r["milp_proven"] else "not proven",
+            f"{r['milp_seconds']:.2f}",
+            known(r["milp_objective"], ".4f"),
+            known(r["relative_difference"], ".1e"),
+            known(r["lp_objective"], ".4f"),
+        ]
+        for r in record["exact"]["runs"]
+    ]
+    header = ["n", "Adaptive", "s", "compilation, s", "setting up, s", "repaired", "HiGHS", "s"]
+    header += ["objective", "relative difference", "LP"]
+    first, whole = (record["exact"][f"faster_from{end}"] for end in ("", "_whole_call"))
+    say = lambda n: "not at the largest n" if n is None else f"from n = {n} on"
+    return f"""## Against an exact solver
+
+`Adaptive` to ε = 0.0001, and HiGHS on the MILP of the lower level's KKT conditions, on the same
+problems. `repaired` is what Adaptive's x is worth once the lower level answers exactly, and the
+difference compares that with what HiGHS found. The LP's value, which only the law of these problems
+allows, judges both. Adaptive is faster {say(first)}; if all of its call counts, compilation too,
+{say(whole)}. `{record["command"]}`
+
+{table(header, rows)}
+
+![Seconds of Adaptive and of HiGHS against n](results/growth_exact.png)
+"""
+
+
+def known(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def middle(values: list[float | None], form: str) -> str:
+    found = [value for value in values if value is not None]
+    return format(statistics.median(found), form) if found else "–"
+
+
+def measured(*sections: Callable[[], str]) -> list[str]:
+    """Those sections whose results, of the same name, are there."""
+    there = lambda section: (HERE / "results" / f"{section.__name__}.json").exists()
+    return [section() for section in sections if there(section)]
+
+
 def main() -> None:
     intro = """# Measurements
 
 Made by `make bench` on a shared machine with two cores, float64: times do not repeat, ratios
 within one run do. Every number below is read from `results/` by `tables.py`.
 """
+    growth = measured(growth_epsilon, growth_size, growth_exact)
     (HERE / "README.md").write_text(
-        "\n".join([intro, linear(), suite(), together(), optfom_overhead(), library()])
+        "\n".join([intro, linear(), *growth, suite(), together(), optfom_overhead(), library()])
     )
 
 

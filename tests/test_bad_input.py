@@ -578,7 +578,7 @@ SOLVE = [
     ),
     row(
         "penalty-unbounded",
-        lambda: solve_bilevel(bilevel(y1=terms.Ridge(1.0))),
+        lambda: solve_bilevel(bilevel(y1=terms.Ridge(1.0)), solver=bx.PenaltyMethod()),
         ValueError,
         "y1 = Ridge … unbounded … Box(-R, R)",
     ),

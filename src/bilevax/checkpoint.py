@@ -8,6 +8,7 @@ import io
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from bilevax.problems import Point
 
-MAGIC = "bilevax run 2"
+MAGIC = "bilevax run 3"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,7 @@ class RunState:
     """Where a run stands: the solver's state, the best point so far, and what the checks saw.
 
     `lift` holds the multiplier bounds of a constrained problem, which grow during a run.
+    `fell_back_at` are the gradients after which the paper's method took over, if it did.
     """
 
     solver_state: Any
@@ -36,6 +38,7 @@ class RunState:
     seconds: float
     history: dict[str, list[float]]
     fingerprint: str
+    fell_back_at: int | None = None
 
 
 def fingerprint(problem: Any, solver: Any, start: Point) -> str:
@@ -89,6 +92,7 @@ def save(path: str | Path, state: RunState) -> None:
         "check_gradients": state.check_gradients,
         "seconds": state.seconds,
         "history": state.history,
+        "fell_back_at": state.fell_back_at,
         "sha256": hashlib.sha256(leaves.getbuffer()).hexdigest(),
     }
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix="~")
@@ -104,8 +108,8 @@ def save(path: str | Path, state: RunState) -> None:
         raise
 
 
-def load(path: str | Path, like: RunState) -> RunState:
-    """Read a state that fits a run whose fresh state is `like`."""
+def load(path: str | Path, like: Callable[[int | None], RunState]) -> RunState:
+    """Read a state that fits a run; `like` gives its fresh state, for a `fell_back_at`."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"resume: there is no file {path}")
@@ -119,19 +123,21 @@ def load(path: str | Path, like: RunState) -> RunState:
             raise damaged
         saved = RunState(
             solver_state=None,
-            best=like.best,
+            best=Point(),
             lift=None,
             next_check=int(header["next_check"]),
             check_gradients=int(header["check_gradients"]),
             seconds=float(header["seconds"]),
             history={name: list(column) for name, column in header["history"].items()},
             fingerprint=str(header["fingerprint"]),
+            fell_back_at=header["fell_back_at"],
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise damaged from None
-    check_same_run(saved, like, str(path))
+    check_same_run(saved, like(None), str(path))
+    fresh = like(saved.fell_back_at)
     solver_state, best, lift = eqx.tree_deserialise_leaves(
-        io.BytesIO(rest), (like.solver_state, like.best, like.lift)
+        io.BytesIO(rest), (fresh.solver_state, fresh.best, fresh.lift)
     )
     return dataclasses.replace(saved, solver_state=solver_state, best=best, lift=lift)
 

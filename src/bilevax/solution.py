@@ -104,6 +104,7 @@ class Solution:
     point: Point
     certificate: Certificate
     tolerance: float
+    relative_tolerance: float
     gradients: int
     check_gradients: int
     seconds: float
@@ -115,7 +116,7 @@ class Solution:
     @property
     def certified(self) -> bool:
         """Whether the certificate holds at the tolerance that was asked for."""
-        return self.certificate.certified(self.tolerance)
+        return self.certificate.certified(self.tolerance, self.relative_tolerance)
 
     def save(self, path: str | Path) -> None:
         """Write the state of the run, from which `solve(…, resume=path)` goes on."""

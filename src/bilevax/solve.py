@@ -20,11 +20,13 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import non_negative, warn, whole
 from bilevax.certificates import Certificate, judge
+from bilevax.certificates.sizes import line_sizes
 from bilevax.checkpoint import RunState, check_same_run, check_writable, fingerprint, load, save
 from bilevax.diagnose import where_not_finite
 from bilevax.lift import Lift, first_lift, watched
 from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
 from bilevax.problems.lagrangian import bilevel_point, constrained_point, lagrangian
+from bilevax.problems.reformulate import penalty_blocks, penalty_point
 from bilevax.problems.validate import require_precision, validate
 from bilevax.solution import History, Solution, SolveError, Status
 from bilevax.solvers import Adaptive, PenaltyMethod, ProximalPoint, Solver
@@ -65,9 +67,7 @@ def _output(solver: Solver, problem: Any, state: Any) -> Point:
 
 def default_solver(problem: Any) -> Solver:
     """The solver that `solve` uses when none is named."""
-    if isinstance(problem, ConstrainedBilevelProblem):
-        return Adaptive()
-    return ProximalPoint() if isinstance(problem, MinimaxProblem) else PenaltyMethod()
+    return ProximalPoint() if isinstance(problem, MinimaxProblem) else Adaptive()
 
 
 def solve(
@@ -75,6 +75,7 @@ def solve(
     start: Point,
     *,
     tolerance: float = 1e-2,
+    relative_tolerance: float = 0.0,
     solver: Solver | None = None,
     max_gradients: int | None = None,
     max_seconds: float | None = None,
@@ -91,8 +92,12 @@ def solve(
         start: `Point(x1=…, y1=…, …)`, or `Point(x=…, y=…)` for a minimax or a constrained problem.
             A start outside the domain is projected into it, with a warning.
         tolerance: ε of the certificate to reach, absolute.
-        solver: unless named, `PenaltyMethod()` for a bilevel problem, `Adaptive()` for one with
-            constraints, `ProximalPoint()` for a minimax problem.
+        relative_tolerance: what every line may have on top, as a share of how large the things are
+            whose difference it is: ‖∇f‖ for slopes, the lower level's value for the gap, what x
+            and y contribute for constraints (`certificate.sizes`). With it, `tolerance` may be 0.
+        solver: unless named, `Adaptive()` for a bilevel problem, with constraints or without, and
+            `ProximalPoint()` for a minimax problem. Where `Adaptive` stalls, or mistrusts what it
+            learnt, the paper's method with its safe constants goes on from the best point.
         max_gradients: stop before the solver has evaluated more gradients than this, counted from
             the start of the run, those before a resumption included.
         max_seconds: stop soon after this much time in this call, compilation not counted.
@@ -109,11 +114,17 @@ def solve(
         ends the run with the status "interrupted" and returns it too.
     """
     start = validate(problem, start)
-    require_precision(tolerance, trees.dtype_of(start))
+    non_negative(relative_tolerance, "relative_tolerance")
+    relative = float(relative_tolerance)
+    if relative and tolerance == 0:
+        require_precision(relative, trees.dtype_of(start), "relative_tolerance")
+    else:
+        require_precision(tolerance, trees.dtype_of(start))
     _check_limits(max_gradients, max_seconds, callback, checkpoint)
     if solver is not None and not isinstance(solver, Solver):
         raise TypeError(f"solver must be one of bilevax's, such as PenaltyMethod(), not {solver!r}")
-    run = _Run(problem, solver or default_solver(problem), start, float(tolerance))
+    solver = solver or default_solver(problem)
+    run = _Run(problem, solver, start, float(tolerance), relative)
     same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
     if resume is not None and not (same_file and not Path(str(resume)).exists()):
         run.resume(resume)
@@ -133,9 +144,12 @@ def solve(
 class _Run:
     """One run of a solver on a problem, from check to check."""
 
-    def __init__(self, stated: Any, solver: Any, start: Point, tolerance: float):
+    def __init__(
+        self, stated: Any, solver: Any, start: Point, tolerance: float, relative: float = 0.0
+    ):
         self.stated, self.unprepared, self.start = stated, solver, start
-        self.tolerance = tolerance
+        self.tolerance, self.relative = tolerance, relative
+        self.fell_back_at: int | None = None
         self.lift: Lift | None = None
         if isinstance(stated, ConstrainedBilevelProblem) and not solver.takes_constraints:
             self.lift = first_lift(stated, start)
@@ -146,7 +160,7 @@ class _Run:
         zero = jnp.asarray(0)
         jax.block_until_ready(_advance(self.solver, self.problem, self.state, zero))
         self.best = self._stated_point(_output(self.solver, self.problem, self.state))
-        self.certificate = judge(stated, self.best)
+        self.certificate = self._judged(self.best)
         self.compile_seconds = time.perf_counter() - begun
         self.begun = time.perf_counter()
         self.history: dict[str, list[float]] = {}
@@ -162,16 +176,37 @@ class _Run:
         if self.lift is not None:
             self.problem = lagrangian(self.stated, self.lift.bounds)
             start = bilevel_point(start, self.lift.bounds)
-        self.solver = self.unprepared.prepare(self.problem, start, self.tolerance)
+        solver, tolerance = self.unprepared, self.tolerance
+        if self.relative and isinstance(solver, Adaptive):
+            target = self.tolerance if solver.target is None else solver.target
+            solver = dataclasses.replace(solver, target=target, relative=self.relative)
+        elif self.relative:
+            tolerance += self.relative * _slope(self.problem, start)
+        self.solver = solver.prepare(self.problem, start, tolerance)
         return start
+
+    def _judged(self, point: Point) -> Certificate:
+        return judge(self.stated, point, sizes=self.relative > 0)
+
+    def _holds(self, certificate: Certificate) -> bool:
+        return certificate.certified(self.tolerance, self.relative)
+
+    def _excess(self, certificate: Certificate) -> float:
+        """What is to become small: ε, or the largest line against what it may be."""
+        if not self.relative:
+            return certificate.epsilon
+        sizes, lines = certificate.sizes, certificate.lines()
+        allowed = {k: self.tolerance + self.relative * sizes[k] for k in lines}
+        shares = [v / allowed[k] if allowed[k] > 0 else math.inf for k, v in lines.items() if v > 0]
+        return max((math.inf if math.isnan(v) else v for v in shares), default=0.0)
 
     def _stated_point(self, point: Point) -> Point:
         return point if self.lift is None else constrained_point(point, self.lift.bounds)
 
     @property
     def earlier(self) -> int:
-        """Gradients before the multiplier bounds last grew."""
-        return 0 if self.lift is None else int(self.lift.gradients)
+        """Gradients before the solver last began anew, with other bounds or as another method."""
+        return max(self.fell_back_at or 0, 0 if self.lift is None else int(self.lift.gradients))
 
     @property
     def gradients(self) -> int:
@@ -191,20 +226,50 @@ class _Run:
             seconds=self.seconds,
             history={name: list(column) for name, column in self.history.items()},
             fingerprint=self.fingerprint,
+            fell_back_at=self.fell_back_at,
         )
 
+    def _fresh(self, fell_back_at: int | None) -> RunState:
+        """A snapshot of this run as it was when it began, or when the paper's method took over."""
+        if fell_back_at is not None and self.fell_back_at is None:
+            self._take_over(self.start, fell_back_at)
+        return self.snapshot()
+
+    def _take_over(self, start: Point, gradients: int) -> None:
+        """Go on from there with the paper's method; its constants are those at the run's start."""
+        adaptive = self.unprepared
+        self.unprepared = PenaltyMethod()
+        try:
+            self._build()
+        except ValueError:
+            self.unprepared = adaptive
+            self._build()
+            raise
+        self.fell_back_at = gradients
+        begin = start if self.lift is None else bilevel_point(start, self.lift.bounds)
+        self.state = _init(self.solver, self.problem, begin)
+
+    def _falls_back(self) -> str:
+        """Let the paper's method go on where `Adaptive` does not; else why that cannot be."""
+        try:
+            self._take_over(self.best, self.gradients)
+        except ValueError as error:
+            return f" The paper's method cannot take over: {error}."
+        self.next_check = max(self.next_check, self.gradients + CHECK_FIRST)
+        return ""
+
     def resume(self, source: RunState | str | Path) -> None:
-        saved = load(source, self.snapshot()) if isinstance(source, str | Path) else source
+        saved = load(source, self._fresh) if isinstance(source, str | Path) else source
         if not isinstance(saved, RunState):
             raise TypeError(f"resume must be a solution's state or a file, not {source!r}")
-        check_same_run(saved, self.snapshot(), "this state")
+        check_same_run(saved, self._fresh(saved.fell_back_at), "this state")
         self.state, self.best, self.lift = saved.solver_state, saved.best, saved.lift
         self._build()
         self.next_check, self.check_gradients = saved.next_check, saved.check_gradients
         self.seconds_before, self.watched_at = saved.seconds, saved.next_check
         self.looked_at = int(saved.history["gradients"][-1])
         self.history = {name: list(column) for name, column in saved.history.items()}
-        self.certificate = judge(self.stated, self.best)
+        self.certificate = self._judged(self.best)
 
     def until(
         self,
@@ -218,10 +283,10 @@ class _Run:
         # A 32-bit counter of gradients, which is what JAX has without x64, ends somewhere.
         countable = int(jnp.iinfo(self.state.gradients.dtype).max) // 2
         most = countable if max_gradients is None else min(int(max_gradients), countable)
-        seconds_before = self.seconds
+        seconds_before, why_not = self.seconds, ""
         try:
             while True:
-                if self.certificate.certified(self.tolerance):
+                if self._holds(self.certificate):
                     return self._certified()
                 done, finite = self._to_next_check(most, max_seconds, seconds_before, bar)
                 if not finite:
@@ -231,12 +296,15 @@ class _Run:
                 if checkpoint is not None:
                     _save_or_warn(checkpoint, self.snapshot())
                 stop = callback is not None and _asks_to_stop(callback(self.solution(RUNNING)))
-                if self.certificate.certified(self.tolerance):
+                if self._holds(self.certificate):
                     return self._certified()
                 if stop:
                     return Status("interrupted", f"Stopped by the callback. {self._so_far()}")
+                gives_up = isinstance(self.solver, Adaptive) and (done or self._stalled())
+                if gives_up and not (why_not := self._falls_back()):
+                    continue
                 if done:
-                    return self._stopped_itself()
+                    return self._stopped_itself(why_not)
                 if self.gradients + self.solver.gradients_per_step > most:
                     return self._spent(f"max_gradients={most}")
                 if max_seconds is not None and self.seconds - seconds_before > max_seconds:
@@ -245,7 +313,7 @@ class _Run:
                     return Status(
                         "stalled",
                         f"Stalled: ε has not fallen since {self.gradients / STALL_SPAN:.0f} "
-                        f"gradients. {self._so_far()} {self._advice()}",
+                        f"gradients. {self._so_far()} {self._advice()}{why_not}",
                     )
         except KeyboardInterrupt:
             return Status("interrupted", f"Interrupted. {self._so_far()}")
@@ -293,15 +361,15 @@ class _Run:
         self.looked_at = self.gradients
         point = _output(self.solver, self.problem, self.state)
         stated = self._stated_point(point)
-        certificate = judge(self.stated, stated)
+        certificate = self._judged(stated)
         self.check_gradients += GRADIENTS_PER_CHECK
-        if certificate.epsilon <= self.certificate.epsilon:
+        if self._excess(certificate) <= self._excess(self.certificate):
             self.best, self.certificate = stated, certificate
         self._record(certificate)
         # Only looks on the schedule count for the bounds: one at the end of a budget must leave no
         # trace in a run that is then resumed.
         scheduled = self.next_check > self.watched_at
-        if self.lift is None or not scheduled or certificate.certified(self.tolerance):
+        if self.lift is None or not scheduled or self._holds(certificate):
             return False
         self.watched_at = self.next_check
         before = self.lift
@@ -325,8 +393,11 @@ class _Run:
     def _stalled(self) -> bool:
         if self.solver.in_stages:
             return False
-        counts, seen = self.history["gradients"], self.history["epsilon"]
-        early = [e for g, e in zip(counts, seen) if g * STALL_SPAN <= counts[-1]]
+        rows = zip(self.history["gradients"], self.history["epsilon"])
+        since = self.fell_back_at or 0
+        rows = [(g - since, e) for g, e in rows if g >= since]
+        counts, seen = [g for g, _ in rows], [e for _, e in rows]
+        early = [e for g, e in rows if g * STALL_SPAN <= counts[-1]]
         late = seen[len(early) :]
         if counts[-1] < STALL_LEAST or len(set(late)) < STALL_MOVES or not early:
             return False
@@ -334,8 +405,9 @@ class _Run:
 
     def _so_far(self) -> str:
         return (
-            f"The best point is certified at ε = {self.certificate.epsilon:.3g} only, not at "
-            f"{self.tolerance:g}, after {self.gradients:,} gradients."
+            f"The best point is certified at ε = {self.certificate.epsilon:.3g} only, not "
+            f"{self._wanted() if self.relative else f'at {self.tolerance:g}'}, after "
+            f"{self.gradients:,} gradients.{self._fallen()}"
         )
 
     def _advice(self) -> str:
@@ -358,8 +430,22 @@ class _Run:
     def _certified(self) -> Status:
         return Status(
             "certified",
-            f"Certified: ε = {self.certificate.epsilon:.3g} ≤ {self.tolerance:g} after "
-            f"{self.gradients:,} gradients.",
+            f"Certified: ε = {self.certificate.epsilon:.3g} {self._wanted()} after "
+            f"{self.gradients:,} gradients.{self._fallen()}",
+        )
+
+    def _wanted(self) -> str:
+        if self.relative:
+            return f"within {self.tolerance:g} + {self.relative:g}·size on every line"
+        return f"≤ {self.tolerance:g}"
+
+    def _fallen(self) -> str:
+        """Which method the answer is of, where it is not the one that was asked."""
+        if self.fell_back_at is None:
+            return ""
+        return (
+            f" Adaptive made no progress any more after {self.fell_back_at:,} of them; since then "
+            "the paper's method went on, with its safe constants."
         )
 
     def _spent(self, what: str) -> Status:
@@ -369,11 +455,11 @@ class _Run:
             "solution.state can go on with.",
         )
 
-    def _stopped_itself(self) -> Status:
+    def _stopped_itself(self, why_not: str = "") -> Status:
         return Status(
             "stalled",
             f"{type(self.solver).__name__}'s own stopping test holds. {self._so_far()} "
-            f"{self._advice()}",
+            f"{self._advice()}{why_not}",
         )
 
     def _not_finite(self, most: int) -> Status:
@@ -391,6 +477,7 @@ class _Run:
             point=self.best,
             certificate=self.certificate,
             tolerance=self.tolerance,
+            relative_tolerance=self.relative,
             gradients=self.gradients,
             check_gradients=self.check_gradients,
             seconds=self.seconds,
@@ -399,6 +486,17 @@ class _Run:
             solver=self.solver,
             state=self.snapshot(),
         )
+
+
+def _slope(problem: Any, start: Point) -> float:
+    """The size of slopes at the start; 1 if there is none."""
+    if isinstance(problem, BilevelProblem):
+        start = penalty_point(*penalty_blocks(start))
+    elif isinstance(problem, ConstrainedBilevelProblem):
+        start = dataclasses.replace(start, z=start.y)
+    sizes = line_sizes(problem, start)
+    slope = float(sizes["x" if isinstance(problem, MinimaxProblem) else "stationarity"])
+    return slope if math.isfinite(slope) and slope > 0 else 1.0
 
 
 def _asks_to_stop(answer: Any) -> bool:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax.arguments import non_negative, positive, whole
-from bilevax.bench.output import Bar, check_output, write_json
+from bilevax.bench.output import Bar, check_output, check_picture, write_json
 from bilevax.bench.together import Shared, solve_together
 from bilevax.problems import ConstrainedBilevelProblem, linear
 from bilevax.problems.library import LinearInstance, bilevel_linear_from
@@ -74,7 +74,7 @@ class Settings:
             check_output(self.json, "json")
         if self.plot is not None:
             check_output(self.plot, "plot")
-            _check_picture(self.plot)
+            check_picture(self.plot)
 
     @property
     def command(self) -> str:
@@ -465,11 +465,3 @@ def plot(curves: Curves, path: Path) -> None:
     figure.suptitle(f"One bilevel linear problem, n = {curves.n} (instance {curves.instance})")
     figure.savefig(path, dpi=150)
     plt.close(figure)
-
-
-def _check_picture(path: Path) -> None:
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    known = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in known:
-        raise ValueError(f"plot: {path} must end in one of .{', .'.join(sorted(known))}")

@@ -61,6 +61,15 @@ def check_output(path: Path, name: str) -> None:
         raise PermissionError(f"{name}: {path} cannot be written")
 
 
+def check_picture(path: Path) -> None:
+    """Refuse, before a run, a figure in a format that matplotlib does not write."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in known:
+        raise ValueError(f"plot: {path} must end in one of .{', .'.join(sorted(known))}")
+
+
 class Bar:
     """A line that shows which solve is under way, on a terminal; nothing elsewhere."""
 

@@ -14,6 +14,7 @@ from bilevax.certificates.certificate import Certificate
 from bilevax.certificates.constrained import ConstrainedKKTCertificate, constrained_kkt
 from bilevax.certificates.constrained_witness import constrained_witnesses
 from bilevax.certificates.kkt import KKTCertificate, kkt
+from bilevax.certificates.sizes import line_sizes
 from bilevax.certificates.stationarity import StationarityCertificate, stationarity
 from bilevax.certificates.witness import best_rho, respond
 from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
@@ -51,28 +52,27 @@ def certify(problem: Problem, point: Point, *, rho: Any = None) -> Certificate:
     if isinstance(problem, MinimaxProblem):
         if rho is not None:
             raise ValueError("rho is the penalty of a bilevel problem; a MinimaxProblem has none")
-        return judge(problem, point)
+        return judge(problem, point, sizes=True)
     rho = point.rho if rho is None else rho
     positive(rho, "point.rho")
     if isinstance(problem, ConstrainedBilevelProblem):
         rho = None if rho is None else jnp.asarray(rho, trees.dtype_of((point.x, point.y)))
         if point.z is None or point.multipliers is None or rho is None:
-            return judge(problem, constrained_witnesses(problem, point, rho))
-        return judge(problem, dataclasses.replace(point, rho=rho))
+            return judge(problem, constrained_witnesses(problem, point, rho), sizes=True)
+        return judge(problem, dataclasses.replace(point, rho=rho), sizes=True)
     if point.z1 is None or (point.z2 is None and problem.y2 is not None):
         point = respond(problem, point)
     dtype = trees.dtype_of(point.x1)
     rho = best_rho(problem, point) if rho is None else jnp.asarray(rho, dtype)
-    return judge(problem, dataclasses.replace(point, rho=rho))
+    return judge(problem, dataclasses.replace(point, rho=rho), sizes=True)
 
 
-def judge(problem: Problem, point: Point) -> Certificate:
-    """The certificate of a point that has all its witnesses."""
+def judge(problem: Problem, point: Point, *, sizes: bool = False) -> Certificate:
+    """The certificate of a point that has all its witnesses; with `sizes`, those of its lines."""
+    floats = lambda values: {k: float(v) for k, v in jax.device_get(values).items()}
+    measured = floats(line_sizes(problem, point)) if sizes else {}
     if isinstance(problem, MinimaxProblem):
-        numbers = jax.device_get(stationarity(problem, point))
-        return StationarityCertificate(**{k: float(v) for k, v in numbers.items()})
+        return StationarityCertificate(**floats(stationarity(problem, point)), sizes=measured)
     if isinstance(problem, ConstrainedBilevelProblem):
-        numbers = jax.device_get(constrained_kkt(problem, point))
-        return ConstrainedKKTCertificate(**{k: float(v) for k, v in numbers.items()})
-    numbers = jax.device_get(kkt(problem, point))
-    return KKTCertificate(**{k: float(v) for k, v in numbers.items()})
+        return ConstrainedKKTCertificate(**floats(constrained_kkt(problem, point)), sizes=measured)
+    return KKTCertificate(**floats(kkt(problem, point)), sizes=measured)

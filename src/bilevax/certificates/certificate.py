@@ -15,6 +15,10 @@ class Certificate(abc.ABC):
     """
 
     objective: float = dataclasses.field(metadata={"says": "the objective there"})
+    #: How large the things are whose difference each line is; empty where nobody asked.
+    sizes: dict[str, float] = dataclasses.field(
+        default_factory=dict, kw_only=True, repr=False, compare=False
+    )
 
     @abc.abstractmethod
     def lines(self) -> dict[str, float]:
@@ -29,9 +33,12 @@ class Certificate(abc.ABC):
         """The least ε for which this certifies the point."""
         return max(math.inf if math.isnan(v) else v for v in self.lines().values())
 
-    def certified(self, tolerance: float) -> bool:
-        """Whether every line holds at this tolerance."""
-        return self.epsilon <= tolerance
+    def certified(self, tolerance: float, relative_tolerance: float = 0.0) -> bool:
+        """Whether every line is at most `tolerance` + `relative_tolerance` times its size."""
+        if not relative_tolerance:
+            return self.epsilon <= tolerance
+        allowed = lambda name: tolerance + relative_tolerance * self.sizes.get(name, 0.0)
+        return all(value <= allowed(name) for name, value in self.lines().items())
 
     def as_dict(self) -> dict[str, float]:
         """Everything in the table, as plain numbers."""

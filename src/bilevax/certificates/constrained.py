@@ -42,8 +42,8 @@ class ConstrainedKKTCertificate(Certificate):
     rho: float = line("the penalty ρ of the witness")
 
     def lines(self) -> dict[str, float]:
-        notes = ("objective", "rho")
-        names = (f.name for f in dataclasses.fields(self) if f.name not in notes)
+        others = ("objective", "sizes", "rho")
+        names = (f.name for f in dataclasses.fields(self) if f.name not in others)
         return {name: getattr(self, name) for name in names}
 
     def notes(self) -> dict[str, float]:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import tyro
 
+from bilevax.bench import growth as growing
 from bilevax.bench import suite as published
-from bilevax.bench.linear import METHODS, SIZES, Settings, experiment, table
+from bilevax.bench.linear import METHODS, MULTIPLIER_BOUND, SIZES, Settings, experiment, table
 
 
 def linear(
@@ -88,3 +89,67 @@ def suite(
     if interrupted:
         print("Interrupted: the above is what was done until then.")
     return 1 if interrupted else 0
+
+
+def growth(
+    parts: tuple[str, ...] = growing.PARTS,
+    methods: tuple[str, ...] = growing.METHODS,
+    tolerances: tuple[float, ...] = growing.TOLERANCES,
+    n: int = 100,
+    instances: int = 3,
+    max_seconds: float = 10.0,
+    sizes: tuple[int, ...] = growing.SIZES,
+    density: float = 0.01,
+    size_seconds: float = 120.0,
+    exact_sizes: tuple[int, ...] = growing.EXACT_SIZES,
+    big_m: float = MULTIPLIER_BOUND,
+    exact_seconds: float = 120.0,
+    seed: int = 0,
+    json: Path | None = None,
+    plot: Path | None = None,
+) -> int:
+    """How the work to a certificate grows on bilevel linear problems.
+
+    Args:
+        parts: which parts, of epsilon (gradients against ε), size (seconds and memory against n,
+            dense and sparse) and exact (seconds of Adaptive against those of HiGHS on a MILP).
+        methods: of epsilon: which methods, of paper, tuned, fop, smo and adaptive.
+        tolerances: of epsilon: the ε to certify.
+        n: of epsilon: the number n = m of variables of each level; there are n/20 constraints.
+        instances: of epsilon: how many problems.
+        max_seconds: of epsilon: stop a solve soon after this much time, compilation apart.
+        sizes: of size: the numbers n = m of variables.
+        density: of size: the share of the entries that are not zero in the sparse problems.
+        size_seconds: of size: stop a solve soon after this much time, compilation apart.
+        exact_sizes: of exact: the numbers n = m of variables.
+        big_m: of exact: what bounds the lower level's multipliers in the MILP.
+        exact_seconds: of exact: stop Adaptive and HiGHS each soon after this much time.
+        seed: of the first problem of each size.
+        json: write all results there, also when interrupted.
+        plot: save a figure there, with a panel for each part.
+    """
+    settings = growing.Settings(
+        parts=parts,
+        methods=methods,
+        tolerances=tolerances,
+        n=n,
+        instances=instances,
+        max_seconds=max_seconds,
+        sizes=sizes,
+        density=density,
+        size_seconds=size_seconds,
+        exact_sizes=exact_sizes,
+        big_m=big_m,
+        exact_seconds=exact_seconds,
+        seed=seed,
+        json=json,
+        plot=plot,
+    )
+    results = growing.experiment(settings)
+    print(growing.table(results))
+    for what, path in (("Results", json), ("Plot", plot)):
+        if path is not None and path.exists():
+            print(f"{what}: {path}")
+    if results.interrupted:
+        print("Interrupted: the above is what was done until then.")
+    return 1 if results.interrupted else 0

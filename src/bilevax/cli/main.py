@@ -21,6 +21,7 @@ def main(args: list[str] | None = None) -> None:
     experiments = tyro.extras.SubcommandApp()
     experiments.command(bench.linear)
     experiments.command(bench.suite)
+    experiments.command(bench.growth)
     commands.command(experiments, name="bench", help="Experiments with known answers.")
     try:
         code = commands.cli(

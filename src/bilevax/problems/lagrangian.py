@@ -45,13 +45,19 @@ class Weighed(eqx.Module):
     scales: tuple[Tree, Tree]
 
     def __call__(self, multipliers: Tree, x: Tree, y: Tree, data: tuple, dtype: jnp.dtype) -> Array:
+        return self.weighed(multipliers, self.values(x, y, data), dtype)
+
+    def values(self, x: Tree, y: Tree, data: tuple) -> tuple[Tree, ...]:
+        return tuple(None if f is None else f(x, y, *data) for f in self.functions)
+
+    def weighed(self, multipliers: Tree, values: tuple[Tree, ...], dtype: jnp.dtype) -> Array:
         total = jnp.zeros((), dtype)
         if multipliers is None:
             return total
-        for function, scale, multiplier in zip(self.functions, self.scales, multipliers):
-            if function is not None and multiplier is not None:
+        for value, scale, multiplier in zip(values, self.scales, multipliers):
+            if value is not None and multiplier is not None:
                 weights = jax.tree.map(jnp.divide, multiplier, scale)
-                total = total + trees.dot(weights, function(x, y, *data)).astype(dtype)
+                total = total + trees.dot(weights, value).astype(dtype)
         return total
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from bilevax import trees
 from bilevax.problems.bilevel import BilevelProblem
+from bilevax.problems.lagrangian import LowerLagrangian, UpperLagrangian
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
 from bilevax.terms import PerLeaf
@@ -25,8 +28,50 @@ class PenaltyFunction(eqx.Module):
 
     def __call__(self, x: Tree, y: Tree, *data: Tree) -> Array:
         (x1, y1, y2), (x2, z1, z2) = x, y
-        gap = self.lower(x1, y1, z2, *data) - self.lower(x1, z1, y2, *data)
+        at = lambda y1, y2: self.lower(x1, y1, y2, *data)
+        values = at_both(at, (y1, z2), (z1, y2))
+        gap = values[0] - values[1]
         return self.upper(x1, x2, y1, y2, *data) + self.rho.astype(gap.dtype) * gap
+
+
+class LagrangianPenalty(eqx.Module):
+    """P1 where f~1 is a Lagrangian, with every constraint evaluated once at y1 and once at z1.
+
+    P1 = f1 + λ_GᵀG + (ρ·z2 + λ')ᵀc(x1, y1) + ρ·g1(x1, y1) − ρ·(g1 + y2ᵀc)(x1, z1), where λ_G and λ'
+    are the two parts of x2: `PenaltyFunction` would go through c(x1, y1) twice, for z2 and for λ'.
+    """
+
+    upper: UpperLagrangian
+    lower: LowerLagrangian
+    rho: Array
+
+    def __call__(self, x: Tree, y: Tree, *data: Tree) -> Array:
+        (x1, y1, y2), (x2, z1, z2) = x, y
+        own, shared = (None, None) if x2 is None else x2
+        below = self.lower
+        at = lambda y: (below.lower(x1, y, *data), below.constrained.values(x1, y, data))
+        objectives, constraints = at_both(at, (y1,), (z1,))
+        at_y, at_z = (jax.tree.map(lambda v, k=k: v[k], constraints) for k in (0, 1))
+        rho = self.rho.astype(objectives.dtype)
+        whole = trees.scale(rho, z2)
+        whole = whole if shared is None else jax.tree.map(jnp.add, whole, shared)
+        value = self.upper.upper(x1, y1, *data) + rho * (objectives[0] - objectives[1])
+        value += self.upper.own(own, x1, y1, data, value.dtype)
+        value += below.constrained.weighed(whole, at_y, value.dtype)
+        return value - rho * below.constrained.weighed(y2, at_z, value.dtype)
+
+
+def at_both(function: Callable[..., Tree], first: tuple, second: tuple) -> Tree:
+    """A function at two places, its values stacked.
+
+    Batched into one call, so that what depends on x1 alone is computed once, and each matrix in the
+    data is read once for both, forwards and backwards. What cannot be batched is called twice.
+    """
+    stack = lambda *parts: jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+    try:
+        return jax.vmap(function)(*stack(first, second))
+    except NotImplementedError:  # such as a callback to the host that does not say how
+        return stack(function(*first), function(*second))
 
 
 def penalty(problem: BilevelProblem, rho: ArrayLike) -> MinimaxProblem:
@@ -34,8 +79,12 @@ def penalty(problem: BilevelProblem, rho: ArrayLike) -> MinimaxProblem:
     rho = jnp.asarray(rho)
     y1 = rho * problem.y1
     y2 = None if problem.y2 is None else rho * problem.y2
+    upper, lower = problem.upper, problem.lower
+    function = PenaltyFunction(upper, lower, rho)
+    if isinstance(upper, UpperLagrangian) and isinstance(lower, LowerLagrangian):
+        function = LagrangianPenalty(upper, lower, rho)
     return MinimaxProblem(
-        PenaltyFunction(problem.upper, problem.lower, rho),
+        function,
         PerLeaf((problem.x1, y1, y2)),
         PerLeaf((problem.x2, y1, y2)),
         data=problem.data,

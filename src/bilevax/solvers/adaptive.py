@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import non_negative
 from bilevax.certificates.gap import linear_excess
 from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.constants import sample_domain
@@ -21,12 +22,15 @@ from bilevax.problems.validate import require, require_gap_bound
 from bilevax.solvers.base import Solver, check_positive
 from bilevax.solvers.curvature import X2, Y2, Z1, Z2, Blocks, Curvature, products
 from bilevax.terms import PerLeaf, Term
+from bilevax.trees import Tree
 
 # The method starts anew from where it is when the residual has fallen by this factor since it last
 # did, or when this share of all gradients went by.
-RESTART, RESTART_GRADIENTS = 0.4, 0.36
+ANCHOR_FALL, ANCHOR_GRADIENTS = 0.4, 0.36
 # How much a block's reach changes at most then, and how unequal reaches may become.
 RENEW, UNEQUAL = 2.0, 1e6
+# What may be due after a step.
+NOTHING, RESTART, CONCLUDE, BEGIN = range(4)
 # A block that nothing is coupled to steps as if it held this share of the largest block's energy.
 UNCOUPLED = 1e-3
 # Largest step·‖F(u) − F(w)‖/‖u − w‖ at which an extragradient step is taken, and how steps grow.
@@ -37,6 +41,8 @@ INNER_SHARE, INNER_FALL, INNER_GRADIENTS, INNER_LEAST = 0.3, 0.05, 0.25, 400
 # Proximal weights grow by this where a subproblem turns out not to be monotone, and by this share
 # of a block's own curvature.
 BOOST, LITTLE = 1.5, 0.01
+# Weights that grew by this in all say that the problem is not of its stated class.
+MISTRUST = 1e6
 # How often all curvatures are looked at at first, and how much gradients grow between later looks.
 FIRST_ROUNDS, REFRESH = 3, 1.5
 # ρ grows when the residual is at most this share of ‖∇f‖ and the gap too large,
@@ -57,14 +63,16 @@ class AdaptiveState(eqx.Module):
     anchor: Array  # where it last started anew, towards which it is drawn
     center: Array  # of the proximal term: the last outer iterate
     slope: Array  # the operator (∇ₓP, −∇ᵧP) at `half`
-    residuals: Array  # of the subproblem at `half`, per block in the `metric`
-    anchored: Array  # the residuals with which the method last started anew
+    residual: Array  # of the subproblem at `half`, in the `metric`
+    anchored: Array  # the residual with which the method last started anew
     opened: Array  # and with which the subproblem began
     step_size: Array
     rho: Array
-    target: Array
-    force: Array  # ‖∇f‖, about
+    target: Array  # what every line of the certificate may be,
+    relative: Array  # and which share of its size on top
+    force: Array  # ‖∇f‖, about: the size of a residual
     origin: Array  # where the run began
+    extent: Array  # the diameter of each block's domain: the unit of the block
     reach: Array  # how far each block has to go, up to a common factor
     boost: Array
     weights: Array  # of the proximal term, per block
@@ -74,6 +82,8 @@ class AdaptiveState(eqx.Module):
     probing: Array  # products still to be done before the next subproblem
     refreshed: Array  # gradients when the couplings were last looked at
     seen: Array  # residual and gap when they were last compared, at this ρ
+    settled: Array  # whether the subproblem is solved well enough
+    event: Array  # what is due now, NOTHING if nothing
     since: Array  # steps since the anchor
     inner: Array  # gradients of this subproblem
     outer: Array
@@ -107,10 +117,14 @@ class Adaptive(Solver[AdaptiveState]):
     rho: Any = None
     step_size: Any = None
     target: Any = None
+    relative: Any = None
     force: Any = None
 
     def __check_init__(self):
-        check_positive(self, "rho", "step_size", "target", "force")
+        check_positive(self, "rho", "step_size", "force")
+        for name in ("target", "relative"):
+            if getattr(self, name) is not None:
+                non_negative(getattr(self, name), f"Adaptive: {name}")
 
     @property
     def gradients_per_step(self) -> int:
@@ -129,6 +143,7 @@ class Adaptive(Solver[AdaptiveState]):
             rho=jnp.asarray(rho, dtype),
             step_size=jnp.asarray(1.0 if self.step_size is None else self.step_size, dtype),
             target=jnp.asarray(tolerance if self.target is None else self.target, dtype),
+            relative=jnp.asarray(0.0 if self.relative is None else self.relative, dtype),
             force=jnp.asarray(force, dtype),
         )
 
@@ -137,23 +152,25 @@ class Adaptive(Solver[AdaptiveState]):
         blocks = Blocks.of(x, y)
         w = blocks.layout.ravel((*x, *y))
         dtype, zero = w.dtype, jnp.zeros((), int)
-        ones = jnp.ones(6, dtype)
+        one, ones = jnp.ones((), dtype), jnp.ones(6, dtype)
         return AdaptiveState(
             iterate=w,
             half=w,
             anchor=w,
             center=w,
             slope=jnp.zeros_like(w),
-            residuals=ones,
-            anchored=ones,
-            opened=ones,
+            residual=one,
+            anchored=one,
+            opened=one,
             step_size=self.step_size,
             rho=self.rho,
             target=self.target,
+            relative=self.relative,
             force=self.force,
             origin=w,
+            extent=_extent(problem, (*x, *y), dtype),
             reach=jnp.zeros(6, dtype),
-            boost=jnp.ones((), dtype),
+            boost=one,
             weights=jnp.zeros(6, dtype),
             curved=jnp.eye(6, dtype=dtype),
             metric=ones,
@@ -161,6 +178,8 @@ class Adaptive(Solver[AdaptiveState]):
             probing=zero + FIRST_ROUNDS * len(products(blocks)),
             refreshed=zero,
             seen=jnp.asarray([jnp.finfo(dtype).max, 0], dtype),
+            settled=jnp.zeros((), bool),
+            event=zero,
             since=zero,
             inner=zero,
             outer=zero,
@@ -168,15 +187,24 @@ class Adaptive(Solver[AdaptiveState]):
             blocks=blocks,
         )
 
-    # One step: a Hessian-vector product for the couplings, or an extragradient step.
-
     def step(self, problem: BilevelProblem, state: AdaptiveState, limit: Array) -> AdaptiveState:
-        return lax.cond(
-            state.probing > 0, lambda: _probe(problem, state), lambda: _move(problem, state)
-        )
+        """Hessian-vector products for the couplings, then extragradient steps up to an event.
+
+        All that happens seldom is a loop of at most one round, not a branch: under `vmap` both
+        sides of a branch are computed always, and a loop only while some problem needs it.
+        """
+        last = limit - self.gradients_per_step
+        due = lambda event: lambda s: s.event == event
+        probing = lambda s: (s.probing > 0) & (s.gradients <= last)
+        s = lax.while_loop(probing, lambda s: _probe(problem, s), state)
+        s = _moved(problem, s, last)
+        s = lax.while_loop(due(RESTART), _restart, s)
+        s = lax.while_loop(due(CONCLUDE), lambda s: _conclude(problem, s), s)
+        return lax.while_loop(due(BEGIN), _begin, s)
 
     def done(self, problem: BilevelProblem, state: AdaptiveState) -> Array:
-        return jnp.asarray(False)
+        """No proximal weight makes the subproblems monotone: what was learnt cannot be trusted."""
+        return state.boost > MISTRUST
 
     def output(self, problem: BilevelProblem, state: AdaptiveState) -> Point:
         parts = state.blocks.layout.unravel(state.center)
@@ -212,14 +240,14 @@ def _curved(problem: BilevelProblem, s: AdaptiveState, v: Array) -> Array:
 def _probe(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     """One Hessian-vector product; after the last one a subproblem begins."""
     bend = lambda v: _curved(problem, s, v)
-    s = dataclasses.replace(
+    return dataclasses.replace(
         s,
         curvature=s.curvature.looked(s.blocks, bend, s.probing, s.gradients),
         probing=s.probing - 1,
+        event=jnp.where(s.probing == 1, BEGIN, NOTHING).astype(s.event.dtype),
         refreshed=s.gradients,
         gradients=s.gradients + 2,
     )
-    return lax.cond(s.probing == 0, lambda: _begin(s), lambda: s)
 
 
 def _begin(s: AdaptiveState) -> AdaptiveState:
@@ -228,7 +256,7 @@ def _begin(s: AdaptiveState) -> AdaptiveState:
     couplings = s.curvature.couplings()
     couplings = jnp.where(present[:, None] & present[None, :], couplings, 0)
     # Nothing has moved yet: as far as makes all couplings count the same.
-    reach = jnp.where(jnp.any(s.reach > 0), s.reach, jnp.sqrt(_evened(couplings)))
+    reach = jnp.where(jnp.any(s.reach > 0), s.reach, jnp.sqrt(_evened(couplings, s.extent)))
     held = s.boost * s.curvature.weights(jnp.where(present, reach, jnp.max(reach))[:X2])
     # Boosted, also a block that seemed to need none gets some.
     held += (s.boost - 1) * LITTLE * jnp.diag(couplings)[:X2]
@@ -242,20 +270,35 @@ def _begin(s: AdaptiveState) -> AdaptiveState:
         reach=reach,
         weights=weights,
         curved=curved,
-        metric=_evened(curved),
+        metric=_evened(curved, reach),
+        event=jnp.full_like(s.event, NOTHING),
         since=jnp.zeros_like(s.since),
         inner=jnp.zeros_like(s.inner),
     )
 
 
-def _evened(couplings: Array) -> Array:
-    """d with max over b' of √(d_b·d_b')·couplings[b, b'] = 1 for every block b that is coupled."""
+def _extent(problem: BilevelProblem, parts: tuple, dtype: jnp.dtype) -> Array:
+    """The diameter of each block's domain; 1 where it is unbounded, or absent."""
+
+    def of(term: Term | None, part: Tree) -> Array:
+        size = jnp.ones(()) if term is None else jnp.asarray(term.diameter(part))
+        return jnp.where(jnp.isfinite(size) & (size > 0), size, 1).astype(dtype)
+
+    terms = (problem.x1, problem.y1, problem.y2, problem.x2, problem.y1, problem.y2)
+    return jnp.stack([of(term, part) for term, part in zip(terms, parts)])
+
+
+def _evened(couplings: Array, lengths: Array) -> Array:
+    """d with max over b' of √(d_b·d_b')·couplings[b, b'] = 1 for every block b that is coupled.
+
+    Of those the one that is found from lengths²; in other units of a block it is the same one.
+    """
 
     def even(_: Array, d: Array) -> Array:
         rows = jnp.max(couplings * jnp.sqrt(d[:, None] * d[None, :]), axis=1)
         return jnp.where(rows > 0, d / jnp.where(rows > 0, rows, 1), d)
 
-    return lax.fori_loop(0, 30, even, jnp.ones(6, couplings.dtype))
+    return lax.fori_loop(0, 30, even, jnp.where(lengths > 0, lengths, 1) ** 2)
 
 
 def _lengths(s: AdaptiveState) -> Array:
@@ -270,23 +313,42 @@ def _lengths(s: AdaptiveState) -> Array:
     return jnp.where(energy > 0, s.reach**2 / jnp.where(energy > 0, energy, 1), 1)
 
 
-def _move(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
-    """One step of the anchored extragradient method on the subproblem."""
+def _moved(problem: BilevelProblem, s: AdaptiveState, last: Array) -> AdaptiveState:
+    """Extragradient steps until something is due, the last begun with `last` gradients at most."""
     lengths = _lengths(s)
-    metric, weights = s.blocks.spread(lengths), s.blocks.spread(s.weights)
-    along = lambda v: jnp.sqrt(jnp.sum(metric * v * v))  # of gradients
-    across = lambda v: jnp.sqrt(jnp.sum(v * v / metric))  # of points
+    spread = (s.blocks.spread(lengths), s.blocks.spread(s.metric))
+    going = lambda s: (s.event == NOTHING) & (s.probing == 0) & (s.gradients <= last)
+    return lax.while_loop(going, lambda s: _move(problem, s, lengths, *spread), s)
+
+
+def _move(
+    problem: BilevelProblem, s: AdaptiveState, lengths: Array, metric: Array, measure: Array
+) -> AdaptiveState:
+    """One step of the anchored extragradient method on the subproblem.
+
+    `metric` is what steps are taken in, `lengths` per entry. Whether the subproblem is solved is
+    measured against curvatures instead, `s.metric` per entry: by its step lengths, a block whose
+    steps are short would seem to be nearly solved.
+    """
+    weights = s.blocks.spread(s.weights)
     length, steps = s.step_size * metric, s.step_size * lengths
     drawn = 1 / (s.since.astype(metric.dtype) + 2)
     base = s.iterate + drawn * (s.anchor - s.iterate)
     here = _operator(problem, s, s.iterate) + weights * (s.iterate - s.center)
     half = _prox(problem, s, base - length * here, steps)
     bare = _operator(problem, s, half)
-    there = bare + weights * (half - s.center)
+    pull = weights * (half - s.center)
+    there = bare + pull
     iterate = _prox(problem, s, base - length * there, steps)
 
     moved, turned = half - s.iterate, there - here
-    distance, turn = across(moved), along(turned)
+    left = (base - half) / length + turned  # of the subproblem: an element of its operator at half
+    rounded = jnp.abs(there) + weights * (jnp.abs(s.iterate) + jnp.abs(s.center))
+    # All sums in one, which is several times as fast as one after the other.
+    squares = [moved**2 / metric, metric * turned**2, metric * rounded**2]
+    squares += [measure * left**2, measure * pull**2, measure * bare**2]
+    sums = jnp.sum(jnp.stack([turned * moved, *squares]), axis=1)
+    turning, (distance, turn, rough, residual, pulling, slope) = sums[0], jnp.sqrt(sums[1:])
     lipschitz = turn / jnp.where(distance > 0, distance, 1)
     eps = jnp.finfo(half.dtype).eps
     # Not «≤ fails»: NaN must take the step, so that it is seen.
@@ -295,9 +357,7 @@ def _move(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     longer = GROW * s.step_size
     longer = jnp.where(lipschitz > 0, jnp.minimum(longer, jnp.maximum(within, s.step_size)), longer)
     # Monotone? If not, the proximal weights are too small.
-    turning = jnp.vdot(turned, moved)
-    rounded = weights * (jnp.abs(s.iterate) + jnp.abs(s.center))
-    noise = eps * distance * (1e3 * turn + 64 * along(there) + 64 * along(rounded))
+    noise = eps * distance * (1e3 * turn + 64 * rough)
     bent = ~too_long & (turning < -noise)
 
     taken = lambda new, old: jnp.where(too_long, old, new)
@@ -306,7 +366,7 @@ def _move(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
         iterate=taken(iterate, s.iterate),
         half=taken(half, s.half),
         slope=taken(bare, s.slope),
-        residuals=taken(_parts(s, (base - half) / length + turned), s.residuals),
+        residual=taken(residual, s.residual),
         step_size=jnp.where(too_long, SHRINK * within, longer),
         boost=jnp.where(bent, BOOST * s.boost, s.boost),
         weights=jnp.where(bent, BOOST * s.weights, s.weights),
@@ -316,40 +376,42 @@ def _move(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     )
     s = dataclasses.replace(
         s,
-        opened=jnp.where(s.inner == 2, s.residuals, s.opened),
-        anchored=jnp.where(s.since == 1, s.residuals, s.anchored),
+        opened=jnp.where(s.inner == 2, s.residual, s.opened),
+        anchored=jnp.where(s.since == 1, s.residual, s.anchored),
+        settled=taken(_settled(s, pulling), s.settled),
     )
-    s = _restarted(s, ~too_long)
-    most = jnp.maximum(INNER_GRADIENTS * s.gradients.astype(half.dtype), INNER_LEAST)
-    ends = _settled(s) | (s.inner.astype(half.dtype) >= most)
-    ends |= _length(s.residuals) <= 4 * eps * _length(_parts(s, s.slope))
-    return lax.cond(~too_long & ends, lambda: _conclude(problem, s), lambda: s)
+    over = s.settled | _lasted(s) | (s.residual <= 4 * eps * slope)
+    event = jnp.where(over, CONCLUDE, jnp.where(_worn(s), RESTART, NOTHING))
+    return dataclasses.replace(s, event=taken(event.astype(s.event.dtype), s.event))
 
 
-def _parts(s: AdaptiveState, slope: Array) -> Array:
-    """The lengths of a gradient's blocks, each measured against its block's curvature.
-
-    Measured by step lengths, a block whose steps are short would seem to be nearly solved.
-    """
-    return jnp.sqrt(s.metric * s.blocks.squares(slope))
+def _settled(s: AdaptiveState, pull: Array) -> Array:
+    """Whether the subproblem is solved well enough, for how far it moves the iterate."""
+    return (s.residual <= INNER_SHARE * pull) | (s.residual <= INNER_FALL * s.opened)
 
 
-def _length(parts: Array) -> Array:
-    return jnp.sqrt(jnp.sum(parts * parts))
+def _lasted(s: AdaptiveState) -> Array:
+    """Whether the subproblem has taken its share of gradients."""
+    spent, inner = (n.astype(s.half.dtype) for n in (s.gradients, s.inner))
+    return inner >= jnp.maximum(INNER_GRADIENTS * spent, INNER_LEAST)
 
 
-def _restarted(s: AdaptiveState, taken: Array) -> AdaptiveState:
-    """A new anchor where the old one has done its work; reaches follow from what moved since."""
-    fell = _length(s.residuals) <= RESTART * _length(s.anchored)
-    lasted = (2 * s.since).astype(s.half.dtype)
-    long = lasted > RESTART_GRADIENTS * s.gradients.astype(s.half.dtype)
-    again = taken & (s.since > 1) & (fell | long)
+def _worn(s: AdaptiveState) -> Array:
+    """Whether the anchor has done its work."""
+    spent, lasted = (n.astype(s.half.dtype) for n in (s.gradients, 2 * s.since))
+    fell = s.residual <= ANCHOR_FALL * s.anchored
+    return (s.since > 1) & (fell | (lasted > ANCHOR_GRADIENTS * spent))
+
+
+def _restart(s: AdaptiveState) -> AdaptiveState:
+    """A new anchor; reaches follow from what moved since the old one."""
     return dataclasses.replace(
         s,
-        iterate=jnp.where(again, s.half, s.iterate),
-        anchor=jnp.where(again, s.half, s.anchor),
-        reach=jnp.where(again, _reach(s), s.reach),
-        since=jnp.where(again, 0, s.since),
+        iterate=s.half,
+        anchor=s.half,
+        reach=_reach(s),
+        event=jnp.full_like(s.event, NOTHING),
+        since=jnp.zeros_like(s.since),
     )
 
 
@@ -371,35 +433,28 @@ def _reach(s: AdaptiveState) -> Array:
     return jnp.where(jnp.asarray(s.blocks.present), reach, 0)
 
 
-def _settled(s: AdaptiveState) -> Array:
-    """Whether the subproblem is solved well enough, for how far it moves the iterate."""
-    residual = _length(s.residuals)
-    pull = s.blocks.spread(s.weights) * (s.half - s.center)  # the proximal term's gradient
-    relative = residual <= INNER_SHARE * _length(_parts(s, pull))
-    return relative | (residual <= INNER_FALL * _length(s.opened))
-
-
 def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     """The outer iterate moves to where the subproblem ended; then ρ follows."""
-    lines, gap = _lines(problem, s)
-    reached = (jnp.max(lines) <= s.target) & (gap <= s.target)
+    lines, gap, values = _lines(problem, s)
+    target = s.target + s.relative * s.force
+    gap_target = s.target + s.relative * values
+    reached = (jnp.max(lines) <= target) & (gap <= gap_target)
     # y2's residual counts for the certificate, not for ρ: while y2 is held fast it says only that.
     others = jnp.arange(6) != Y2
     residual = jnp.max(jnp.where(others, lines, 0))
-    settled = _settled(s)
-    loose = (residual <= s.target) | (settled & (residual <= LOOSE * s.force))
+    loose = (residual <= target) | (s.settled & (residual <= LOOSE * s.force))
     # What the residual may be to blame for: as much as it could change P by, as far as we came.
     came = jnp.sqrt(s.blocks.squares(s.half - s.origin))
     blamed = jnp.sum(jnp.where(others, lines * came, 0))
-    unexplained = (residual <= s.target) | (s.rho * gap > UNEXPLAINED * blamed)
+    unexplained = (residual <= target) | (s.rho * gap > UNEXPLAINED * blamed)
     # A gap that falls with the residual will vanish with it: then ρ is large enough.
     seen_residual, seen_gap = s.seen
-    fell = (residual <= s.target) | (residual <= FELL * seen_residual)
-    raising = loose & fell & unexplained & (gap > s.target) & (gap > FOLLOWED * seen_gap)
+    fell = (residual <= target) | (residual <= FELL * seen_residual)
+    raising = loose & fell & unexplained & (gap > gap_target) & (gap > FOLLOWED * seen_gap)
     noted = jnp.stack([residual, gap])
     fresh = jnp.asarray([jnp.finfo(noted.dtype).max, 0], noted.dtype)  # nothing seen yet at a new ρ
     seen = jnp.where(raising, fresh, jnp.where(loose & fell, noted, s.seen))
-    factor = jnp.clip(jnp.sqrt(gap / s.target), RHO_LEAST, RHO_MOST)
+    factor = jnp.clip(jnp.sqrt(gap / gap_target), RHO_LEAST, RHO_MOST)
 
     spent = s.gradients.astype(residual.dtype)
     stale = raising | (spent > REFRESH * s.refreshed.astype(spent.dtype))
@@ -407,19 +462,21 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     s = dataclasses.replace(
         s,
         center=s.half,
-        reach=jnp.where(s.since > 0, _reach(s), s.reach),
+        reach=_reach(s),
         rho=jnp.where(raising, s.rho * factor, s.rho),
         target=jnp.where(reached, TIGHTEN * s.target, s.target),
+        relative=jnp.where(reached, TIGHTEN * s.relative, s.relative),
         boost=jnp.maximum(1, 0.9 * s.boost),
         probing=jnp.where(stale, rounds, 0).astype(s.probing.dtype),
         seen=seen,
+        event=jnp.where(stale, NOTHING, BEGIN).astype(s.event.dtype),
         outer=s.outer + 1,
     )
-    return lax.cond(stale, lambda: s, lambda: _begin(s))
+    return s
 
 
-def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array]:
-    """The residuals of P at `half`, one per block, and the bound of the gap."""
+def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Array]:
+    """The residuals of P at `half`, one per block, the bound of the gap, and the gap's size."""
     parts = s.blocks.layout.unravel(s.half)
     slopes = s.blocks.layout.unravel(s.slope)
     sizes = [
@@ -428,13 +485,13 @@ def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array]:
     ]
     # The slopes in (z1, z2) are those of −ρ·f~ and ρ·f~ there: what bounds the gap.
     x1, y1, y2, _, z1, z2 = parts
-    value = problem.smooth_lower(x1, y1, z2) + problem.y1.value(y1)
-    value -= problem.smooth_lower(x1, z1, y2)
-    value += 0 if problem.y2 is None else problem.y2.value(y2)
+    primal = problem.smooth_lower(x1, y1, z2) + problem.y1.value(y1)
+    dual = problem.smooth_lower(x1, z1, y2)
+    dual -= 0 if problem.y2 is None else problem.y2.value(y2)
     fall = linear_excess(problem.y1, z1, trees.scale(-1 / s.rho, slopes[Z1]))
     rise = linear_excess(problem.y2, z2, trees.scale(-1 / s.rho, slopes[Z2]))
-    gap = value + fall.astype(value.dtype) + rise.astype(value.dtype)
-    return jnp.stack(sizes), gap
+    gap = primal - dual + fall.astype(primal.dtype) + rise.astype(primal.dtype)
+    return jnp.stack(sizes), gap, jnp.maximum(jnp.abs(primal), jnp.abs(dual))
 
 
 def _steepness(problem: BilevelProblem, start: Point) -> tuple[float, float, float]:
@@ -455,6 +512,7 @@ def _slopes(problem: BilevelProblem, start: Point) -> tuple[Array, ...]:
         x1, y1 = sample_domain(term, (start.x1, start.y1), key)
         in_x, _, in_y, _ = problem.upper_gradient(x1, start.x2, y1, start.y2)
         _, lower, other = (trees.norm(g) for g in problem.lower_gradient(x1, y1, start.y2))
+        other = other.astype(lower.dtype)  # of an absent y2 it is a plain zero
         lower = jnp.where(lower < 1e-6 * other, other, lower)
         return trees.norm((in_x, in_y)), trees.norm(in_y), lower
 

@@ -50,11 +50,16 @@ class Blocks:
 
     def spread(self, per_block: Array) -> Array:
         """One number per block, over the entries of the block."""
-        return per_block[self.owner]
+        return jnp.concatenate(
+            [jnp.full(size, per_block[b]) for b, size in enumerate(self.sizes) if size]
+        )
 
     def squares(self, v: Array) -> Array:
         """‖v_b‖² for each block."""
-        return jax.ops.segment_sum(v * v, self.owner, 6, indices_are_sorted=True)
+        # Slices, not a segment sum: that is a scatter, which a CPU does one entry at a time.
+        ends = np.cumsum(self.sizes)
+        parts = [v[end - size : end] for end, size in zip(ends, self.sizes)]
+        return jnp.stack([jnp.sum(part * part) for part in parts])
 
 
 class Curvature(eqx.Module):
