@@ -91,6 +91,11 @@ def test_a_line_may_have_its_share_on_top():
     assert certificate.certified(0.0015, 0.03)
     assert not certificate.certified(0.0015, 0.02)  # stationarity: 0.3 > 0.0015 + 0.02·10
     assert not certificate.certified(0.0, 0.01)  # both
+    for no_number in (np.inf, np.nan):  # where a slope overflows, line and size are infinite
+        wild = dataclasses.replace(
+            certificate, stationarity=np.inf, sizes=sizes | {"stationarity": no_number}
+        )
+        assert not wild.certified(0.1, 1e6)
     nothing = dataclasses.replace(certificate, sizes={})
     assert not nothing.certified(0.1, 1e6)  # what has no size gets nothing on top
 

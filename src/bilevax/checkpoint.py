@@ -130,7 +130,7 @@ def load(path: str | Path, like: Callable[[int | None], RunState]) -> RunState:
             seconds=float(header["seconds"]),
             history={name: list(column) for name, column in header["history"].items()},
             fingerprint=str(header["fingerprint"]),
-            fell_back_at=header["fell_back_at"],
+            fell_back_at=None if header["fell_back_at"] is None else int(header["fell_back_at"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise damaged from None

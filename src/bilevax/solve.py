@@ -195,9 +195,9 @@ class _Run:
         """What is to become small: ε, or the largest line against what it may be."""
         if not self.relative:
             return certificate.epsilon
-        sizes, lines = certificate.sizes, certificate.lines()
-        allowed = {k: self.tolerance + self.relative * sizes[k] for k in lines}
-        shares = [v / allowed[k] if allowed[k] > 0 else math.inf for k, v in lines.items() if v > 0]
+        allowed = certificate.allowed(self.tolerance, self.relative)
+        lines = certificate.lines().items()
+        shares = [v / allowed[k] if allowed[k] > 0 else math.inf for k, v in lines if v != 0]
         return max((math.inf if math.isnan(v) else v for v in shares), default=0.0)
 
     def _stated_point(self, point: Point) -> Point:
@@ -251,10 +251,15 @@ class _Run:
 
     def _falls_back(self) -> str:
         """Let the paper's method go on where `Adaptive` does not; else why that cannot be."""
+        begun = time.perf_counter()
         try:
             self._take_over(self.best, self.gradients)
         except ValueError as error:
             return f" The paper's method cannot take over: {error}."
+        # Zero steps: what this takes is compilation, which no limit counts.
+        jax.block_until_ready(_advance(self.solver, self.problem, self.state, jnp.asarray(0)))
+        taken = time.perf_counter() - begun
+        self.compile_seconds, self.begun = self.compile_seconds + taken, self.begun + taken
         self.next_check = max(self.next_check, self.gradients + CHECK_FIRST)
         return ""
 
@@ -300,16 +305,19 @@ class _Run:
                     return self._certified()
                 if stop:
                     return Status("interrupted", f"Stopped by the callback. {self._so_far()}")
-                gives_up = isinstance(self.solver, Adaptive) and (done or self._stalled())
-                if gives_up and not (why_not := self._falls_back()):
+                no_room = self.gradients + self.solver.gradients_per_step > most
+                late = max_seconds is not None and self.seconds - seconds_before > max_seconds
+                stalled = self._stalled()
+                gives_up = isinstance(self.solver, Adaptive) and (done or stalled)
+                if gives_up and not (no_room or late) and not (why_not := self._falls_back()):
                     continue
                 if done:
                     return self._stopped_itself(why_not)
-                if self.gradients + self.solver.gradients_per_step > most:
+                if no_room:
                     return self._spent(f"max_gradients={most}")
-                if max_seconds is not None and self.seconds - seconds_before > max_seconds:
+                if late:
                     return self._spent(f"max_seconds={max_seconds:g}")
-                if self._stalled():
+                if stalled:
                     return Status(
                         "stalled",
                         f"Stalled: ε has not fallen since {self.gradients / STALL_SPAN:.0f} "

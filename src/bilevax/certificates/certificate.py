@@ -37,8 +37,14 @@ class Certificate(abc.ABC):
         """Whether every line is at most `tolerance` + `relative_tolerance` times its size."""
         if not relative_tolerance:
             return self.epsilon <= tolerance
-        allowed = lambda name: tolerance + relative_tolerance * self.sizes.get(name, 0.0)
-        return all(value <= allowed(name) for name, value in self.lines().items())
+        allowed = self.allowed(tolerance, relative_tolerance)
+        return all(value <= allowed[name] for name, value in self.lines().items())
+
+    def allowed(self, tolerance: float, relative_tolerance: float) -> dict[str, float]:
+        """What every line may be; a size that is infinite, or no number, allows nothing more."""
+        sizes = {name: self.sizes.get(name, 0.0) for name in self.lines()}
+        finite = {name: size if math.isfinite(size) else 0.0 for name, size in sizes.items()}
+        return {name: tolerance + relative_tolerance * size for name, size in finite.items()}
 
     def as_dict(self) -> dict[str, float]:
         """Everything in the table, as plain numbers."""

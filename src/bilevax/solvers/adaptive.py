@@ -108,8 +108,8 @@ class Adaptive(Solver[AdaptiveState]):
     - Subproblems: solved relative to how far they move the iterate, warm-started.
     - ρ: grows while the gap bound is above the target, and the residual does not explain it.
 
-    `rho` and `step_size` are first guesses. It has no stopping test of its own: the certificate
-    ends the run.
+    `rho` and `step_size` are first guesses. The certificate ends the run; the method itself gives
+    up only where no W makes its subproblems monotone.
     """
 
     keeps_state: ClassVar[bool] = True
@@ -179,7 +179,7 @@ class Adaptive(Solver[AdaptiveState]):
             refreshed=zero,
             seen=jnp.asarray([jnp.finfo(dtype).max, 0], dtype),
             settled=jnp.zeros((), bool),
-            event=zero,
+            event=zero + NOTHING,
             since=zero,
             inner=zero,
             outer=zero,
@@ -459,7 +459,7 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     spent = s.gradients.astype(residual.dtype)
     stale = raising | (spent > REFRESH * s.refreshed.astype(spent.dtype))
     rounds = len(products(s.blocks))
-    s = dataclasses.replace(
+    return dataclasses.replace(
         s,
         center=s.half,
         reach=_reach(s),
@@ -472,7 +472,6 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
         event=jnp.where(stale, NOTHING, BEGIN).astype(s.event.dtype),
         outer=s.outer + 1,
     )
-    return s
 
 
 def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Array]:
