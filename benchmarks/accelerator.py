@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -147,10 +149,9 @@ def main() -> None:
             flush=True,
         )
         if args.json:
-            command = "python benchmarks/accelerator.py" + (" --solve" if args.solve else "")
-            command += f" --sizes {' '.join(map(str, args.sizes))}"
+            command = shlex.join(["python", *sys.argv])
             where = {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
-            record = {"command": f"{command} --json {args.json}", "where": where, "results": rows}
+            record = {"command": command, "where": where, "results": rows}
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(record, indent=1) + "\n")
 

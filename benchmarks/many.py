@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevax as bx
+from bilevax.bench.together import stacked
 from bilevax.certificates.constrained import constrained_kkt
 from bilevax.problems import library
 from bilevax.problems.lagrangian import bilevel_point, constrained_point, lagrangian
@@ -51,12 +54,6 @@ def _advanced(solver: Any, problem: Any, stated: Any, bounds: Any, state: Any, l
 alone: Any = eqx.filter_jit(_advanced)
 mapped = eqx.if_array(0)
 together: Any = eqx.filter_jit(eqx.filter_vmap(_advanced, in_axes=(*[mapped] * 5, None)))
-
-
-def stacked(several: list[Any]) -> Any:
-    numeric = lambda leaf: isinstance(leaf, jax.Array | np.ndarray)
-    join = lambda *parts: jnp.stack(parts) if numeric(parts[0]) else parts[0]
-    return jax.tree.map(join, *several)
 
 
 def certified(advance: Any, run: tuple[Any, ...]) -> tuple[float, int, float]:
@@ -115,7 +112,7 @@ def main() -> None:
     if args.json:
         device = jax.devices()[0].device_kind
         where = {"jax": jax.__version__, "device": device, "cpu": platform.machine()}
-        command = f"python benchmarks/many.py --json {args.json}"
+        command = shlex.join(["python", *sys.argv])
         record = {"command": command, "where": where, "results": rows}
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax.bench.linear import METHODS, method
+from bilevax.bench.together import stacked
 from bilevax.problems import Point, library
 from bilevax.problems.lagrangian import bilevel_point, lagrangian
 from bilevax.solvers.multipliers import first_bounds
@@ -61,13 +62,6 @@ advance = eqx.filter_jit(_advance)
 advance_all = eqx.filter_jit(
     eqx.filter_vmap(_advance, in_axes=(eqx.if_array(0), eqx.if_array(0), eqx.if_array(0), None))
 )
-
-
-def stacked(trees: list[Any]) -> Any:
-    """Trees of one structure as one tree whose arrays have a first axis more."""
-    numeric = lambda leaf: isinstance(leaf, jax.Array | np.ndarray)
-    join = lambda *parts: jnp.stack(parts) if numeric(parts[0]) else parts[0]
-    return jax.tree.map(join, *trees)
 
 
 def timed(run: Callable[[], Any]) -> float:

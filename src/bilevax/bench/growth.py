@@ -12,7 +12,6 @@ All on random bilevel linear problems with m = n and l = n/20. What did not cert
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -28,7 +27,15 @@ from bilevax.bench import linear as experiments
 from bilevax.bench import sparse
 from bilevax.bench.apart import apart, peak_memory
 from bilevax.bench.growth_plot import plot
-from bilevax.bench.output import Bar, check_output, check_picture, write_json
+from bilevax.bench.output import (
+    Bar,
+    aligned,
+    check_outputs,
+    command_line,
+    median,
+    number,
+    write_json,
+)
 from bilevax.problems import ConstrainedBilevelProblem, Point, linear
 from bilevax.problems.library import bilevel_linear, bilevel_linear_from
 from bilevax.problems.validate import require_precision
@@ -94,23 +101,13 @@ class Settings:
             positive(getattr(self, name), name)
         if self.density > 1:
             raise ValueError(f"density must be a share of the entries, ≤ 1, not {self.density}")
-        if self.json is not None:
-            check_output(self.json, "json")
-        if self.plot is not None:
-            check_output(self.plot, "plot")
-            check_picture(self.plot)
+        check_outputs(self.json, self.plot)
 
     @property
     def command(self) -> str:
         """The command that runs just this."""
-        words = ["bilevax", "bench", "growth"]
         own = [name for part in self.parts for name in OPTIONS[part]]
-        for name in ("parts", *own, "seed", "json", "plot"):
-            value = getattr(self, name)
-            if value is not None:
-                several = value if isinstance(value, tuple) else (value,)
-                words += [f"--{name.replace('_', '-')}", *(str(one) for one in several)]
-        return shlex.join(words)
+        return command_line("growth", self, ("parts", *own, "seed", "json", "plot"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -437,12 +434,12 @@ def _epsilon_table(results: Results) -> str:
         rows.append(
             [
                 *(name, f"{tolerance:g}", certified),
-                _number(_median([run.gradients for run in known]), ",.0f"),
-                _number(_median([run.seconds for run in known]), ".2f"),
-                _number(max((run.epsilon or 0.0 for run in known), default=None), ".1e"),
+                number(median([run.gradients for run in known]), ",.0f"),
+                number(median([run.seconds for run in known]), ".2f"),
+                number(max((run.epsilon or 0.0 for run in known), default=None), ".1e"),
             ]
         )
-    lines = [_aligned(rows, left=1), "Medians, of what did not certify too."]
+    lines = [aligned(rows, left=(0,)), "Medians, of what did not certify too."]
     return "\n".join([*lines, *(_sentence(one) for one in results.fits), *_refusals(runs)])
 
 
@@ -460,19 +457,19 @@ def _size_table(results: Results) -> str:
     rows += [
         [
             *(run.data, str(run.n), str(_rows(run.n)), run.status),
-            _number(run.epsilon, ".1e"),
-            _number(run.gradients, ",d"),
-            _number(run.seconds, ".2f"),
-            _number(run.compile_seconds, ".1f"),
-            _number(run.setup_seconds, ".1f"),
-            _number(run.data_bytes and run.data_bytes / 1e6, ".2f"),
-            _number(run.peak_bytes and run.peak_bytes / 1e6, ",.0f"),
+            number(run.epsilon, ".1e"),
+            number(run.gradients, ",d"),
+            number(run.seconds, ".2f"),
+            number(run.compile_seconds, ".1f"),
+            number(run.setup_seconds, ".1f"),
+            number(run.data_bytes and run.data_bytes / 1e6, ".2f"),
+            number(run.peak_bytes and run.peak_bytes / 1e6, ",.0f"),
         ]
         for run in runs
     ]
     said = "Setting up, whose time is not limited, is compilation, and work that grows with n.\n"
     said += "The peak is that of the whole process, JAX and compilation included."
-    return "\n".join([_aligned(rows, left=1), said, *_refusals(runs)])
+    return "\n".join([aligned(rows, left=(0,)), said, *_refusals(runs)])
 
 
 def _exact_table(results: Results) -> str:
@@ -482,19 +479,19 @@ def _exact_table(results: Results) -> str:
     rows += [
         [
             *(str(run.n), str(_rows(run.n)), run.status),
-            _number(run.seconds, ".2f"),
-            _number(run.compile_seconds, ".1f"),
-            _number(run.objective, ".4f"),
-            _number(run.repaired_objective, ".4f"),
+            number(run.seconds, ".2f"),
+            number(run.compile_seconds, ".1f"),
+            number(run.objective, ".4f"),
+            number(run.repaired_objective, ".4f"),
             "proven" if run.milp_proven else "not proven",
-            _number(run.milp_seconds, ".2f"),
-            _number(run.milp_objective, ".4f"),
-            _number(run.relative_difference, ".1e"),
-            _number(run.lp_objective, ".4f"),
+            number(run.milp_seconds, ".2f"),
+            number(run.milp_objective, ".4f"),
+            number(run.relative_difference, ".1e"),
+            number(run.lp_objective, ".4f"),
         ]
         for run in runs
     ]
-    lines = [_aligned(rows), "LP: the value of the LP that the law of these problems allows."]
+    lines = [aligned(rows), "LP: the value of the LP that the law of these problems allows."]
     for what, whole_call in (("", False), (", compilation and all counted,", True)):
         first = results.faster_from(whole_call)
         where = "not at the largest n" if first is None else f"from n = {first} on"
@@ -505,25 +502,3 @@ def _exact_table(results: Results) -> str:
 
 def _refusals(runs: Sequence[Run]) -> list[str]:
     return [f"Refused: {run.where}: {run.sentence}" for run in runs if run.status == "refused"]
-
-
-def _aligned(rows: list[list[str]], left: int = 0) -> str:
-    """The first `left` columns to the left, the others to the right, a rule under the header."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * max(len(line) for line in lines), *lines[1:]])
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import shlex
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,7 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax.arguments import non_negative, positive, whole
-from bilevax.bench.output import Bar, check_output, check_picture, write_json
+from bilevax.bench.output import (
+    Bar,
+    aligned,
+    check_outputs,
+    command_line,
+    median,
+    number,
+    write_json,
+)
 from bilevax.bench.together import Shared, solve_together
 from bilevax.problems import ConstrainedBilevelProblem, linear
 from bilevax.problems.library import LinearInstance, bilevel_linear_from
@@ -70,23 +77,14 @@ class Settings:
                 raise ValueError(f"{name} must be one or more, each once, not {values}")
         if unknown := [name for name in self.methods if name not in METHODS]:
             raise ValueError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
-        if self.json is not None:
-            check_output(self.json, "json")
-        if self.plot is not None:
-            check_output(self.plot, "plot")
-            check_picture(self.plot)
+        check_outputs(self.json, self.plot)
 
     @property
     def command(self) -> str:
         """The command that runs just this."""
-        words = ["bilevax", "bench", "linear"]
         own = ("load",) if self.load is not None else ("sizes", "instances", "seed")
-        for name in (*own, "methods", "tolerance", "max_seconds", "json", "plot"):
-            value = getattr(self, name)
-            if value is not None:
-                several = value if isinstance(value, tuple) else (value,)
-                words += [f"--{name.replace('_', '-')}", *(str(one) for one in several)]
-        return shlex.join(words)
+        options = (*own, "methods", "tolerance", "max_seconds", "json", "plot")
+        return command_line("linear", self, options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,26 +356,17 @@ def table(records: Iterable[Record]) -> str:
                 *first,
                 name,
                 f"{certified} of {len(group)}",
-                _number(_mean(record.objective for record in solved), ".4f"),
-                _number(_mean(record.repaired_objective for record in solved), ".4f"),
+                number(_mean(record.objective for record in solved), ".4f"),
+                number(_mean(record.repaired_objective for record in solved), ".4f"),
                 "unknown" if optima is None else f"{optima:.4f}{star}",
-                _number(_mean(record.relative_error for record in solved), ".1e"),
-                _number(_median(record.gradients for record in solved), ",.0f"),
-                _number(_median(record.seconds for record in solved), ".2f"),
+                number(_mean(record.relative_error for record in solved), ".1e"),
+                number(median(record.gradients for record in solved), ",.0f"),
+                number(median(record.seconds for record in solved), ".2f"),
             ]
         )
         before = size
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = rows[0].index("method")
     lines = [
-        "  ".join(
-            cell.ljust(width) if column == left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    ]
-    lines.insert(1, "-" * max(len(line) for line in lines))
-    lines += [
+        aligned(rows, left=(rows[0].index("method"),)),
         "",
         "Means of objectives and errors, medians of gradients and seconds (compilation apart).",
         "An objective below the optimum is no better answer but a violation exploited, of the",
@@ -400,22 +389,9 @@ def _groups(records: list[Record]) -> Iterator[tuple[tuple[int, int, int], str, 
         yield size, name, [r for r in records if r.size == size and r.method == name]
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
+    known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
-    return float(np.median(known)) if known else None
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def write(path: Path, results: Results, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""What every experiment writes and shows: a JSON file with its provenance, and a progress bar."""
+"""What every experiment writes and shows: a JSON file with its provenance, tables, progress."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import json
 import math
 import os
 import platform
+import shlex
 import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 
 def write_json(path: Path, command: str, results: dict[str, Any]) -> None:
@@ -61,13 +64,52 @@ def check_output(path: Path, name: str) -> None:
         raise PermissionError(f"{name}: {path} cannot be written")
 
 
-def check_picture(path: Path) -> None:
-    """Refuse, before a run, a figure in a format that matplotlib does not write."""
+def check_outputs(json: Path | None, plot: Path | None) -> None:
+    """Refuse, before a run, files that could not be written."""
+    if json is not None:
+        check_output(json, "json")
+    if plot is None:
+        return
+    check_output(plot, "plot")
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in known:
-        raise ValueError(f"plot: {path} must end in one of .{', .'.join(sorted(known))}")
+    if plot.suffix.lstrip(".").lower() not in known:
+        raise ValueError(f"plot: {plot} must end in one of .{', .'.join(sorted(known))}")
+
+
+def command_line(name: str, settings: Any, options: Iterable[str]) -> str:
+    """The command that runs an experiment with these of its settings."""
+    words = ["bilevax", "bench", name]
+    for option in options:
+        value = getattr(settings, option)
+        if value is not None:
+            several = value if isinstance(value, tuple) else (value,)
+            words += [f"--{option.replace('_', '-')}", *(str(one) for one in several)]
+    return shlex.join(words)
+
+
+def aligned(rows: list[list[str]], left: Collection[int] = ()) -> str:
+    """A header and rows, the columns `left` to the left and the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * max(len(line) for line in lines), *lines[1:]])
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Of those that are known."""
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 class Bar:

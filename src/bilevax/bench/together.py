@@ -44,7 +44,7 @@ def _apart(state: Any) -> list[Any]:
     return [jax.tree.map(lambda a, i=i: a[i], state) for i in range(count)]
 
 
-def _stacked(several: list[Any]) -> Any:
+def stacked(several: list[Any]) -> Any:
     """Trees of one structure as one tree whose arrays have a first axis more."""
     numeric = lambda leaf: isinstance(leaf, jax.Array | np.ndarray)
     join = lambda *parts: jnp.stack(parts) if numeric(parts[0]) else parts[0]
@@ -57,7 +57,7 @@ def solve_together(runs: list[Shared], max_seconds: float) -> list[Solution]:
     Every run has the checks of a run alone; one that has ended waits for the others.
     """
     begun = time.perf_counter()
-    solver, problem, state = _stacked([(run.solver, run.problem, run.state) for run in runs])
+    solver, problem, state = stacked([(run.solver, run.problem, run.state) for run in runs])
     none = jnp.zeros(len(runs), int)
     jax.block_until_ready(_apart(_advance_all(solver, problem, state, none)[0]))
     compiling = time.perf_counter() - begun + sum(run.compile_seconds for run in runs)

@@ -51,12 +51,7 @@ def linear(
     results = experiment(settings)
     if results.records:
         print(table(results.records))
-    for what, path in (("Results", json), ("Plot", plot)):
-        if path is not None and path.exists():
-            print(f"{what}: {path}")
-    if results.interrupted:
-        print("Interrupted: the above is what was done until then.")
-    return 1 if results.interrupted else 0
+    return _ended(results.interrupted, json, plot)
 
 
 def suite(
@@ -84,11 +79,7 @@ def suite(
     settings = published.Settings(file, tolerance, starts, max_gradients, seed, names, all, json)
     outcomes, interrupted = published.experiment(settings)
     print(published.table(outcomes))
-    if json is not None and json.exists():
-        print(f"Results: {json}")
-    if interrupted:
-        print("Interrupted: the above is what was done until then.")
-    return 1 if interrupted else 0
+    return _ended(interrupted, json)
 
 
 def growth(
@@ -147,9 +138,14 @@ def growth(
     )
     results = growing.experiment(settings)
     print(growing.table(results))
+    return _ended(results.interrupted, json, plot)
+
+
+def _ended(interrupted: bool, json: Path | None, plot: Path | None = None) -> int:
+    """Say where the files are, and whether that was all; the exit code."""
     for what, path in (("Results", json), ("Plot", plot)):
         if path is not None and path.exists():
             print(f"{what}: {path}")
-    if results.interrupted:
+    if interrupted:
         print("Interrupted: the above is what was done until then.")
-    return 1 if results.interrupted else 0
+    return 1 if interrupted else 0

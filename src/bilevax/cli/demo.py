@@ -9,7 +9,7 @@ from bilevax.problems import library
 from bilevax.solve import solve
 
 
-def demo(tolerance: float = 0.05, plot: Path = Path("demo.png")) -> int:
+def demo(tolerance: float = 1e-6, plot: Path = Path("demo.png")) -> int:
     """Solve a small group-robust fitting problem, print its certificate, save a convergence plot.
 
     Args:
