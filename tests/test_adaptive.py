@@ -13,6 +13,7 @@ import pytest
 import bilevax as bx
 from bilevax import terms, trees
 from bilevax.problems import library
+from bilevax.solvers.adaptive import _shifted
 
 get = functools.cache(library.get)  # the same functions each time, so one compilation serves all
 
@@ -60,6 +61,38 @@ def test_tighter_tolerances_cost_little_more():
     assert tight.compile_seconds < 0.5 * loose.compile_seconds + 0.5
     np.testing.assert_allclose(tight.point.x1, instance.point.x1, atol=8e-3)
     assert tight.certificate.objective == pytest.approx(instance.value, abs=8e-3)
+
+
+@pytest.mark.parametrize("times", [1e-3, 1e3])
+def test_a_first_rho_far_off_is_corrected(times):
+    """What was needed, three orders of magnitude off: from above ρ shrinks, from below it grows."""
+    instance, needed = get("unique_saddle"), float(solved("unique_saddle", 1e-4).point.rho)
+    solution = bx.solve(
+        instance.problem,
+        instance.start,
+        tolerance=1e-4,
+        solver=bx.Adaptive(rho=times * needed),
+        max_gradients=100_000,
+    )
+    assert solution.status == "certified", solution.status
+    assert 0.02 < float(solution.point.rho) / needed < 50
+
+
+def test_a_new_rho_begins_where_the_lower_level_pulls_as_before():
+    """f = x² + y, f~ = (y − x)²/2: at ρ the best y is x − 1/ρ, the best z is x; x1 feels 1 + 2x."""
+    problem = bx.BilevelProblem(
+        lambda x1, x2, y1, y2: jnp.sum(x1**2 + y1),
+        lambda x1, y1, y2: 0.5 * jnp.sum((y1 - x1) ** 2),
+        x1=terms.Box(-9.0, 9.0),
+        y1=terms.Box(-9.0, 9.0),
+    )
+    start = bx.Point(x1=jnp.asarray([0.5]), y1=jnp.asarray([0.25]), z1=jnp.asarray([0.5]))
+    solver = bx.Adaptive(rho=4.0).prepare(problem, start, 1e-3)
+    state = dataclasses.replace(solver.init(problem, start), reach=jnp.ones(6))
+    for times in (0.1, 5.0):
+        x1, y1, _, _, z1, _ = state.blocks.layout.unravel(_shifted(problem, state, 1 / times))
+        np.testing.assert_allclose((x1, z1), 0.5, atol=1e-12)
+        np.testing.assert_allclose(y1, 0.5 - 1 / (4 * times), rtol=1e-12)
 
 
 def counted(function, seen):

@@ -51,6 +51,9 @@ LOOSE, RHO_LEAST, RHO_MOST = 0.01, 2.0, 10.0
 UNEXPLAINED = 50.0
 # and when it does not fall by the second factor while the residual falls by the first.
 FELL, FOLLOWED = 0.2, 0.5
+# ρ shrinks, until it first grows, when the gap is below this share of its target and the residual
+# above its own still, and above this share of what it was that many times fewer gradients ago.
+OVERSHOT, SLOW, PATIENCE = 0.1, 0.3, 1.5
 # A target that is reached and did not end the run becomes this much smaller.
 TIGHTEN = 0.25
 
@@ -68,6 +71,9 @@ class AdaptiveState(eqx.Module):
     opened: Array  # and with which the subproblem began
     step_size: Array
     rho: Array
+    raised: Array  # whether ρ has grown
+    slow: Array  # a residual above this has fallen slowly,
+    awaited: Array  # once this many gradients are done
     target: Array  # what every line of the certificate may be,
     relative: Array  # and which share of its size on top
     force: Array  # ‖∇f‖, about: the size of a residual
@@ -106,7 +112,8 @@ class Adaptive(Solver[AdaptiveState]):
       with a nonconvex coupling the one with further to go is held less; a block without gets none.
       Where a subproblem is not monotone after all, W grows.
     - Subproblems: solved relative to how far they move the iterate, warm-started.
-    - ρ: grows while the gap bound is above the target, and the residual does not explain it.
+    - ρ: grows while the gap bound is above the target, and the residual does not explain it; a
+      first guess that was too large shrinks.
 
     `rho` and `step_size` are first guesses. The certificate ends the run; the method itself gives
     up only where no W makes its subproblems monotone.
@@ -164,6 +171,9 @@ class Adaptive(Solver[AdaptiveState]):
             opened=one,
             step_size=self.step_size,
             rho=self.rho,
+            raised=jnp.zeros((), bool),
+            slow=jnp.asarray(jnp.finfo(dtype).max, dtype),
+            awaited=zero + INNER_LEAST,
             target=self.target,
             relative=self.relative,
             force=self.force,
@@ -451,19 +461,32 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     seen_residual, seen_gap = s.seen
     fell = (residual <= target) | (residual <= FELL * seen_residual)
     raising = loose & fell & unexplained & (gap > gap_target) & (gap > FOLLOWED * seen_gap)
+    # A gap far below its target while the residual hardly falls: ρ is larger than it need be.
+    waited = s.gradients > s.awaited
+    lowering = waited & ~s.raised & (residual > jnp.maximum(s.slow, target))
+    lowering &= gap < OVERSHOT * gap_target
+    changing = raising | lowering
     noted = jnp.stack([residual, gap])
     fresh = jnp.asarray([jnp.finfo(noted.dtype).max, 0], noted.dtype)  # nothing seen yet at a new ρ
-    seen = jnp.where(raising, fresh, jnp.where(loose & fell, noted, s.seen))
-    factor = jnp.clip(jnp.sqrt(gap / gap_target), RHO_LEAST, RHO_MOST)
-
+    seen = jnp.where(changing, fresh, jnp.where(loose & fell, noted, s.seen))
+    change = jnp.sqrt(gap / gap_target)
+    more = jnp.clip(change, RHO_LEAST, RHO_MOST)
+    less = jnp.clip(change, 1 / RHO_MOST, 1 / RHO_LEAST)
+    times = jnp.where(raising, more, jnp.where(lowering, less, 1))
+    slow = jnp.where(changing, fresh[0], jnp.where(waited, SLOW * residual, s.slow))
     spent = s.gradients.astype(residual.dtype)
-    stale = raising | (spent > REFRESH * s.refreshed.astype(spent.dtype))
+    until = (INNER_LEAST + PATIENCE * spent).astype(s.awaited.dtype)
+
+    stale = changing | (spent > REFRESH * s.refreshed.astype(spent.dtype))
     rounds = len(products(s.blocks))
     return dataclasses.replace(
         s,
-        center=s.half,
+        center=_shifted(problem, s, 1 / times),
         reach=_reach(s),
-        rho=jnp.where(raising, s.rho * factor, s.rho),
+        rho=s.rho * times,
+        raised=s.raised | raising,
+        slow=slow,
+        awaited=jnp.where(changing | waited, until, s.awaited),
         target=jnp.where(reached, TIGHTEN * s.target, s.target),
         relative=jnp.where(reached, TIGHTEN * s.relative, s.relative),
         boost=jnp.maximum(1, 0.9 * s.boost),
@@ -472,6 +495,18 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
         event=jnp.where(stale, NOTHING, BEGIN).astype(s.event.dtype),
         outer=s.outer + 1,
     )
+
+
+def _shifted(problem: BilevelProblem, s: AdaptiveState, share: Array) -> Array:
+    """Where to begin with ρ/share: the pull of the lower level at x1 is there what it was.
+
+    (z1, y2) solve the lower level whatever ρ is, and (y1, z2) lie off it by about 1/ρ.
+    """
+    x1, y1, y2, x2, z1, z2 = s.blocks.layout.unravel(s.half)
+    off = lambda a, b: jax.tree.map(lambda p, q: q + share * (p - q), a, b)
+    there = s.blocks.layout.ravel((x1, off(y1, z1), y2, x2, z1, off(z2, y2)))
+    there = _prox(problem, s, there, jnp.finfo(there.dtype).eps * _lengths(s))  # into the domain
+    return jnp.where(share == 1, s.half, there)
 
 
 def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Array]:
