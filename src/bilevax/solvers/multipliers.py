@@ -68,11 +68,16 @@ def _flat(tree: Tree, like: Tree) -> Array:
 
 
 class _Worst(eqx.Module):
-    """wᵀ(c/s, e/s, −e/s) for w in the simplex: its maximum is the worst scaled violation at y."""
+    """wᵀ(c/s, e/s, −e/s)/total, whose maximum for w ≥ 0, Σw = total is the worst violation at y.
+
+    With `total` the diameter of y's domain both blocks have as far to go, which makes one step
+    length right for both.
+    """
 
     problem: ConstrainedBilevelProblem
     x: Tree
     sizes: tuple[Tree, Tree]
+    total: Array
 
     def values(self, y: Tree) -> Array:
         c, e = (self.problem.called(name, self.x, y) for name in CONSTRAINTS[:2])
@@ -81,7 +86,7 @@ class _Worst(eqx.Module):
         return jnp.concatenate([_flat(c, y), equal, -equal])
 
     def __call__(self, y: Tree, w: Array) -> Array:
-        return jnp.sum(w * self.values(y))
+        return jnp.sum(w * self.values(y)) / self.total
 
 
 @eqx.filter_jit
@@ -106,15 +111,16 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
     the x, a lower level that has no such point. Equalities are met only as far as the search went,
     and with them only infeasibility is refused.
     """
-    worst = _Worst(problem, start.x, sizes)
+    dtype = trees.dtype_of(start.y)
+    reach = float(problem.y.diameter(start.y))
+    total = jnp.asarray(reach if 0 < reach < np.inf else 1.0, dtype)
+    worst = _Worst(problem, start.x, sizes, total)
     count = worst.values(start.y).size
     # The term counts with a trifle only, so that its prox keeps y in its domain.
-    saddle = MinimaxProblem(worst, problem.y * 1e-9, Simplex())
-    w = jnp.full(count, 1 / count, trees.dtype_of(start.y))
+    saddle = MinimaxProblem(worst, problem.y * 1e-9, Simplex(total))
+    w = jnp.full(count, total / count, dtype)
     # Too small a smoothness costs a few halvings of the step; to estimate it costs more.
-    reach = float(problem.y.diameter(start.y))
-    smoothness = 0.1 / max(reach, 1e-3) if np.isfinite(reach) else 0.1
-    solver = ExtraGradient(stop="gap", tolerance=1e-30, smoothness=smoothness)
+    solver = ExtraGradient(stop="gap", tolerance=1e-30, smoothness=0.1 / float(total) ** 2)
     solver = solver.prepare(saddle, Point(x=start.y, y=w), 1e-3)
     state = solver.init(saddle, Point(x=start.y, y=w))
     best, upper, lower = start.y, np.inf, -np.inf
