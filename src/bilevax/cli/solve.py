@@ -1,4 +1,4 @@
-"""`bilevax solve NAME`: one of the library's problems, by the method of the paper."""
+"""`bilevax solve NAME`: one of the library's problems, by the default method."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from bilevax.solve import solve as solve_problem
 
 def solve(
     name: Annotated[str, tyro.conf.Positional],
-    tolerance: float = 0.1,
+    tolerance: float = 1e-2,
+    relative_tolerance: float = 0.0,
     max_gradients: int | None = None,
     max_seconds: float | None = None,
     plot: Path | None = None,
@@ -26,6 +27,7 @@ def solve(
     Args:
         name: the problem; `list` shows them all.
         tolerance: the ε to certify.
+        relative_tolerance: how much more a line may be, as a share of the size of what it compares.
         max_gradients: stop before more gradient evaluations than this.
         max_seconds: stop soon after this much time.
         plot: save a convergence plot there.
@@ -45,6 +47,7 @@ def solve(
         instance.problem,
         instance.start,
         tolerance=tolerance,
+        relative_tolerance=relative_tolerance,
         max_gradients=max_gradients,
         max_seconds=max_seconds,
         checkpoint=checkpoint,
