@@ -21,18 +21,14 @@ from bilevax.problems.reformulate import penalty, penalty_blocks, penalty_point
 from bilevax.problems.validate import require, require_gap_bound
 from bilevax.solvers.base import Solver, check_positive
 from bilevax.solvers.curvature import X2, Y2, Z1, Z2, Blocks, Curvature, products
+from bilevax.solvers.reach import evened, extent, lengths, renewed
 from bilevax.terms import PerLeaf, Term
-from bilevax.trees import Tree
 
 # The method starts anew from where it is when the residual has fallen by this factor since it last
 # did, or when this share of all gradients went by.
 ANCHOR_FALL, ANCHOR_GRADIENTS = 0.4, 0.36
-# How much a block's reach changes at most then, and how unequal reaches may become.
-RENEW, UNEQUAL = 2.0, 1e6
 # What may be due after a step.
 NOTHING, RESTART, CONCLUDE, BEGIN = range(4)
-# A block that nothing is coupled to steps as if it held this share of the largest block's energy.
-UNCOUPLED = 1e-3
 # Largest step·‖F(u) − F(w)‖/‖u − w‖ at which an extragradient step is taken, and how steps grow.
 RATIO, GROW, SHRINK = 0.95, 1.05, 0.65
 # A subproblem is solved until its residual is this share of the proximal term's pull, or of what it
@@ -106,7 +102,7 @@ class Adaptive(Solver[AdaptiveState]):
     - Extragradient: drawn towards an anchor (Yoon & Ryu 2021), which moves up whenever the
       residual has fallen enough.
     - Step sizes: the local Lipschitz constant that each step shows, in the metric that is best for
-      how far each block has to go (`_lengths`). How far that is, `reach`, is learnt from how far
+      how far each block has to go (`lengths`). How far that is, `reach`, is learnt from how far
       the blocks came between two anchors, as PDLP learns its primal weight (Applegate et al. 2021).
     - W: per block, just above the nonconvexity that Hessian-vector products show. Of two blocks
       with a nonconvex coupling the one with further to go is held less; a block without gets none.
@@ -178,7 +174,7 @@ class Adaptive(Solver[AdaptiveState]):
             relative=self.relative,
             force=self.force,
             origin=w,
-            extent=_extent(problem, (*x, *y), dtype),
+            extent=extent(problem, (*x, *y), dtype),
             reach=jnp.zeros(6, dtype),
             boost=one,
             weights=jnp.zeros(6, dtype),
@@ -266,7 +262,8 @@ def _begin(s: AdaptiveState) -> AdaptiveState:
     couplings = s.curvature.couplings()
     couplings = jnp.where(present[:, None] & present[None, :], couplings, 0)
     # Nothing has moved yet: as far as makes all couplings count the same.
-    reach = jnp.where(jnp.any(s.reach > 0), s.reach, jnp.sqrt(_evened(couplings, s.extent)))
+    first = jnp.where(present, jnp.sqrt(evened(couplings, s.extent)), 0)
+    reach = jnp.where(jnp.any(s.reach > 0), s.reach, first)
     held = s.boost * s.curvature.weights(jnp.where(present, reach, jnp.max(reach))[:X2])
     # Boosted, also a block that seemed to need none gets some.
     held += (s.boost - 1) * LITTLE * jnp.diag(couplings)[:X2]
@@ -280,68 +277,32 @@ def _begin(s: AdaptiveState) -> AdaptiveState:
         reach=reach,
         weights=weights,
         curved=curved,
-        metric=_evened(curved, reach),
+        metric=evened(curved, reach),
         event=jnp.full_like(s.event, NOTHING),
         since=jnp.zeros_like(s.since),
         inner=jnp.zeros_like(s.inner),
     )
 
 
-def _extent(problem: BilevelProblem, parts: tuple, dtype: jnp.dtype) -> Array:
-    """The diameter of each block's domain; 1 where it is unbounded, or absent."""
-
-    def of(term: Term | None, part: Tree) -> Array:
-        size = jnp.ones(()) if term is None else jnp.asarray(term.diameter(part))
-        return jnp.where(jnp.isfinite(size) & (size > 0), size, 1).astype(dtype)
-
-    terms = (problem.x1, problem.y1, problem.y2, problem.x2, problem.y1, problem.y2)
-    return jnp.stack([of(term, part) for term, part in zip(terms, parts)])
-
-
-def _evened(couplings: Array, lengths: Array) -> Array:
-    """d with max over b' of √(d_b·d_b')·couplings[b, b'] = 1 for every block b that is coupled.
-
-    Of those the one that is found from lengths²; in other units of a block it is the same one.
-    """
-
-    def even(_: Array, d: Array) -> Array:
-        rows = jnp.max(couplings * jnp.sqrt(d[:, None] * d[None, :]), axis=1)
-        return jnp.where(rows > 0, d / jnp.where(rows > 0, rows, 1), d)
-
-    return lax.fori_loop(0, 30, even, jnp.where(lengths > 0, lengths, 1) ** 2)
-
-
-def _lengths(s: AdaptiveState) -> Array:
-    """The best step lengths d for blocks with r = reach to go: d = r/(C·r), C the couplings.
-
-    In the metric d the operator's Lipschitz constant is ‖√d·C·√d‖, at most 1 for this d (by Collatz
-    and Wielandt, with the vector r/√d), and the squared distance is Σ r²/d. The gradients needed
-    grow with their product, and for every d that is at least rᵀCr, which this one attains.
-    """
-    energy = s.reach * (s.curved @ s.reach)
-    energy = jnp.where(energy > 0, energy, UNCOUPLED * jnp.max(energy))
-    return jnp.where(energy > 0, s.reach**2 / jnp.where(energy > 0, energy, 1), 1)
-
-
 def _moved(problem: BilevelProblem, s: AdaptiveState, last: Array) -> AdaptiveState:
     """Extragradient steps until something is due, the last begun with `last` gradients at most."""
-    lengths = _lengths(s)
-    spread = (s.blocks.spread(lengths), s.blocks.spread(s.metric))
+    steps = lengths(s.reach, s.curved)
+    spread = (s.blocks.spread(steps), s.blocks.spread(s.metric))
     going = lambda s: (s.event == NOTHING) & (s.probing == 0) & (s.gradients <= last)
-    return lax.while_loop(going, lambda s: _move(problem, s, lengths, *spread), s)
+    return lax.while_loop(going, lambda s: _move(problem, s, steps, *spread), s)
 
 
 def _move(
-    problem: BilevelProblem, s: AdaptiveState, lengths: Array, metric: Array, measure: Array
+    problem: BilevelProblem, s: AdaptiveState, per_block: Array, metric: Array, measure: Array
 ) -> AdaptiveState:
     """One step of the anchored extragradient method on the subproblem.
 
-    `metric` is what steps are taken in, `lengths` per entry. Whether the subproblem is solved is
+    `metric` is what steps are taken in, `per_block` per entry. Whether the subproblem is solved is
     measured against curvatures instead, `s.metric` per entry: by its step lengths, a block whose
     steps are short would seem to be nearly solved.
     """
     weights = s.blocks.spread(s.weights)
-    length, steps = s.step_size * metric, s.step_size * lengths
+    length, steps = s.step_size * metric, s.step_size * per_block
     drawn = 1 / (s.since.astype(metric.dtype) + 2)
     base = s.iterate + drawn * (s.anchor - s.iterate)
     here = _operator(problem, s, s.iterate) + weights * (s.iterate - s.center)
@@ -419,28 +380,10 @@ def _restart(s: AdaptiveState) -> AdaptiveState:
         s,
         iterate=s.half,
         anchor=s.half,
-        reach=_reach(s),
+        reach=renewed(s.reach, jnp.sqrt(s.blocks.squares(s.half - s.anchor))),
         event=jnp.full_like(s.event, NOTHING),
         since=jnp.zeros_like(s.since),
     )
-
-
-def _reach(s: AdaptiveState) -> Array:
-    """Half way, in logarithms, from the reaches so far to what the blocks moved since the anchor.
-
-    Only ratios count, so the common factor is taken out: that of the blocks besides y2, which moves
-    as little as its proximal weight makes it.
-    """
-    far = jnp.sqrt(s.blocks.squares(s.half - s.anchor))
-    moved = far > 0
-    change = jnp.where(moved, far / jnp.where(moved, s.reach, 1), 1)
-    counted = moved & (jnp.arange(6) != Y2)
-    how_many = jnp.maximum(jnp.sum(counted), 1).astype(far.dtype)
-    common = jnp.sum(jnp.where(counted, jnp.log(change), 0)) / how_many
-    change = jnp.where(moved, jnp.sqrt(change / jnp.exp(common)), 0)
-    reach = s.reach * jnp.clip(change, 1 / RENEW, RENEW)
-    reach = jnp.maximum(reach / jnp.max(reach), 1 / UNEQUAL)
-    return jnp.where(jnp.asarray(s.blocks.present), reach, 0)
 
 
 def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
@@ -482,7 +425,7 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     return dataclasses.replace(
         s,
         center=_shifted(problem, s, 1 / times),
-        reach=_reach(s),
+        reach=renewed(s.reach, jnp.sqrt(s.blocks.squares(s.half - s.anchor))),
         rho=s.rho * times,
         raised=s.raised | raising,
         slow=slow,
@@ -505,7 +448,8 @@ def _shifted(problem: BilevelProblem, s: AdaptiveState, share: Array) -> Array:
     x1, y1, y2, x2, z1, z2 = s.blocks.layout.unravel(s.half)
     off = lambda a, b: jax.tree.map(lambda p, q: q + share * (p - q), a, b)
     there = s.blocks.layout.ravel((x1, off(y1, z1), y2, x2, z1, off(z2, y2)))
-    there = _prox(problem, s, there, jnp.finfo(there.dtype).eps * _lengths(s))  # into the domain
+    least = jnp.finfo(there.dtype).eps
+    there = _prox(problem, s, there, least * lengths(s.reach, s.curved))  # into the domain
     return jnp.where(share == 1, s.half, there)
 
 
