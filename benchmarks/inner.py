@@ -45,6 +45,7 @@ import bilevax as bx
 from bilevax.problems import library
 from bilevax.problems.lagrangian import lagrangian
 from bilevax.solvers import adaptive
+from bilevax.solvers.reach import lengths
 from inner_methods import METHODS, Optimal, Subproblem
 
 LINEAR = ((100, 0), (100, 1), (500, 0))
@@ -98,7 +99,7 @@ def learnt(problem: Any, start: bx.Point) -> tuple[Any, adaptive.AdaptiveState]:
 
 def posed(problem: Any, s: adaptive.AdaptiveState, w: Array) -> tuple[Subproblem, Array]:
     """The subproblem around the state's center, and the start w in its coordinates."""
-    sub = Subproblem(problem, s, adaptive._lengths(s), jnp.asarray(False))
+    sub = Subproblem(problem, s, lengths(s.reach, s.curved), jnp.asarray(False))
     start = w / sub.root
     flat = not np.any(np.asarray(jacobian(sub, start))[~sub.in_x][:, ~sub.in_x])
     return eqx.tree_at(lambda sub: sub.flat, sub, jnp.asarray(flat)), start
