@@ -457,7 +457,7 @@ subproblem. “end, end” is what Adaptive would solve next. `{record["command"
 The cells have the gradients {", ".join(levels)}.
 
 Adaptive stays with `anchored`: a partial gradient costs half of a whole one only where levels are
-coupled bilinearly, and even there a step of APDB has to read the coupling's matrix four times, where
+coupled bilinearly, and there a step of APDB has to read the coupling's matrix four times, where
 a whole gradient reads it twice. Counted as whole gradients, what it saves is a quarter at most.
 """
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -258,6 +259,9 @@ def experiment(settings: Settings, progress: bool | None = None) -> tuple[list[O
                 bar.at(record.name)
                 outcomes.append(run(record, settings))
                 bar.step()
+                # No program serves another problem. Each maps memory, and Linux allows a process
+                # 65,530 maps: some forty problems.
+                jax.clear_caches()
         interrupted = False
     except KeyboardInterrupt:
         pass
