@@ -443,14 +443,17 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
 def _shifted(problem: BilevelProblem, s: AdaptiveState, share: Array) -> Array:
     """Where to begin with ρ/share: the pull of the lower level at x1 is there what it was.
 
-    (z1, y2) solve the lower level whatever ρ is, and (y1, z2) lie off it by about 1/ρ.
+    (z1, y2) solve the lower level whatever ρ is, and (y1, z2) lie off it by about 1/ρ, but for
+    entries that a term holds, at a bound say: those stay.
     """
     x1, y1, y2, x2, z1, z2 = s.blocks.layout.unravel(s.half)
     off = lambda a, b: jax.tree.map(lambda p, q: q + share * (p - q), a, b)
     there = s.blocks.layout.ravel((x1, off(y1, z1), y2, x2, z1, off(z2, y2)))
-    least = jnp.finfo(there.dtype).eps
-    there = _prox(problem, s, there, least * lengths(s.reach, s.curved))  # into the domain
-    return jnp.where(share == 1, s.half, there)
+    steps = lengths(s.reach, s.curved)
+    onwards = s.half - s.blocks.spread(steps) * s.slope
+    free = _prox(problem, s, onwards, steps) == onwards
+    inside = _prox(problem, s, there, jnp.finfo(there.dtype).eps * steps)
+    return jnp.where(free & (share != 1), inside, s.half)
 
 
 def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Array]:
