@@ -27,6 +27,8 @@ from bilevax.terms import PerLeaf, Term
 # The method starts anew from where it is when the residual has fallen by this factor since it last
 # did, or when this share of all gradients went by.
 ANCHOR_FALL, ANCHOR_GRADIENTS = 0.4, 0.36
+# Steps between two looks at what is due.
+AT_A_TIME = 16
 # What may be due after a step.
 NOTHING, RESTART, CONCLUDE, BEGIN = range(4)
 # Largest step·‖F(u) − F(w)‖/‖u − w‖ at which an extragradient step is taken, and how steps grow.
@@ -285,11 +287,23 @@ def _begin(s: AdaptiveState) -> AdaptiveState:
 
 
 def _moved(problem: BilevelProblem, s: AdaptiveState, last: Array) -> AdaptiveState:
-    """Extragradient steps until something is due, the last begun with `last` gradients at most."""
+    """Extragradient steps until something is due, the last begun with `last` gradients at most.
+
+    A few at a time: under `vmap` a problem for which something is due waits for all others.
+    """
     steps = lengths(s.reach, s.curved)
     spread = (s.blocks.spread(steps), s.blocks.spread(s.metric))
-    going = lambda s: (s.event == NOTHING) & (s.probing == 0) & (s.gradients <= last)
-    return lax.while_loop(going, lambda s: _move(problem, s, steps, *spread), s)
+
+    def going(carry: tuple[AdaptiveState, Array]) -> Array:
+        s, count = carry
+        room = (s.gradients <= last) & (count < AT_A_TIME)
+        return room & (s.event == NOTHING) & (s.probing == 0)
+
+    def onwards(carry: tuple[AdaptiveState, Array]) -> tuple[AdaptiveState, Array]:
+        s, count = carry
+        return _move(problem, s, steps, *spread), count + 1
+
+    return lax.while_loop(going, onwards, (s, jnp.zeros((), int)))[0]
 
 
 def _move(
