@@ -348,8 +348,8 @@ def growth_exact() -> str:
 `Adaptive` to ε = 0.0001, and HiGHS on the MILP of the lower level's KKT conditions, on the same
 problems. `repaired` is what Adaptive's x is worth once the lower level answers exactly, and the
 difference compares that with what HiGHS found. The LP's value, which only the law of these problems
-allows, judges both. Adaptive is faster {say(first)}; if all of its call counts, compilation too,
-{say(whole)}. `{record["command"]}`
+allows, judges both. Where either came to its end, Adaptive is faster {say(first)}; if all of its
+call counts, compilation too, {say(whole)}. `{record["command"]}`
 
 {table(header, rows)}
 

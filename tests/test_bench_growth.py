@@ -75,9 +75,10 @@ def epsilon_run(tolerance, gradients, certified=True):
     )
 
 
-def exact_run(n, seconds, milp_seconds, compile_seconds=0.0, status="certified"):
+def exact_run(n, seconds, milp_seconds, compile_seconds=0.0, status="certified", proven=True):
     fields = {"compile_seconds": compile_seconds, "setup_seconds": 0.0, "status": status}
-    return growth.ExactRun(n=n, seconds=seconds, milp_seconds=milp_seconds, **fields)
+    fields |= {"milp_seconds": milp_seconds, "milp_proven": proven}
+    return growth.ExactRun(n=n, seconds=seconds, **fields)
 
 
 def test_the_fit_finds_a_known_power_law():
@@ -107,6 +108,8 @@ def test_faster_from_means_from_there_on():
     assert growth.Results({"exact": slow}).faster_from(whole_call=True) == 200
     spent = [exact_run(100, 1, 2), exact_run(200, 1, 9, status="budget spent")]
     assert growth.Results({"exact": spent}).faster_from() is None
+    neither = [exact_run(100, 1, 2), exact_run(200, 9, 9, status="budget spent", proven=False)]
+    assert growth.Results({"exact": neither}).faster_from() == 100
     assert growth.Results({}).faster_from() is None
 
 

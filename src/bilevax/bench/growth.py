@@ -228,9 +228,13 @@ class Results:
         return [fit(name, [run for run in runs if run.method == name]) for name in names]
 
     def faster_from(self, whole_call: bool = False) -> int | None:
-        """The n of `exact` from which on Adaptive was faster every time; None if there is none."""
-        first = None
-        for run in sorted(self.runs.get("exact", []), key=lambda run: run.n, reverse=True):
+        """The n of `exact` from which on Adaptive was faster every time; None if there is none.
+
+        Where neither came to its end in the time it had, neither was faster.
+        """
+        first, runs = None, self.runs.get("exact", [])
+        ended = [run for run in runs if run.certified or run.milp_proven]
+        for run in sorted(ended, key=lambda run: run.n, reverse=True):
             if not run.faster(whole_call):
                 break
             first = run.n
@@ -495,7 +499,8 @@ def _exact_table(results: Results) -> str:
     for what, whole_call in (("", False), (", compilation and all counted,", True)):
         first = results.faster_from(whole_call)
         where = "not at the largest n" if first is None else f"from n = {first} on"
-        lines.append(f"Adaptive{what} is faster than HiGHS on the MILP: {where}.")
+        said = f"Adaptive{what} is faster than HiGHS on the MILP, where either ended: {where}."
+        lines.append(said)
     lines += [f"HiGHS, n = {run.n}: {run.milp_sentence}" for run in runs if run.milp_sentence]
     return "\n".join([*lines, *_refusals(runs)])
 
