@@ -413,7 +413,7 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     # What the residual may be to blame for: as much as it could change P by, as far as we came.
     came = jnp.sqrt(s.blocks.squares(s.half - s.origin))
     blamed = jnp.sum(jnp.where(others, lines * came, 0))
-    unexplained = (residual <= target) | (s.rho * gap > UNEXPLAINED * blamed)
+    unexplained = s.rho * gap > UNEXPLAINED * blamed
     # A gap that falls with the residual will vanish with it: then ρ is large enough.
     seen_residual, seen_gap = s.seen
     fell = (residual <= target) | (residual <= FELL * seen_residual)
