@@ -402,7 +402,7 @@ def _restart(s: AdaptiveState) -> AdaptiveState:
 
 def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     """The outer iterate moves to where the subproblem ended; then ρ follows."""
-    lines, gap, values = _lines(problem, s)
+    lines, gap, below, values = _lines(problem, s)
     target = s.target + s.relative * s.force
     gap_target = s.target + s.relative * values
     reached = (jnp.max(lines) <= target) & (gap <= gap_target)
@@ -413,11 +413,11 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     # What the residual may be to blame for: as much as it could change P by, as far as we came.
     came = jnp.sqrt(s.blocks.squares(s.half - s.origin))
     blamed = jnp.sum(jnp.where(others, lines * came, 0))
-    unexplained = s.rho * gap > UNEXPLAINED * blamed
+    unexplained = (below > gap_target) & (s.rho * below > UNEXPLAINED * blamed)
     # A gap that falls with the residual will vanish with it: then ρ is large enough.
     seen_residual, seen_gap = s.seen
     fell = (residual <= target) | (residual <= FELL * seen_residual)
-    raising = loose & fell & unexplained & (gap > gap_target) & (gap > FOLLOWED * seen_gap)
+    raising = loose & fell & unexplained & (gap > FOLLOWED * seen_gap)
     # A gap far below its target while the residual hardly falls: ρ is larger than it need be.
     waited = s.gradients > s.awaited
     lowering = waited & ~s.raised & (residual > jnp.maximum(s.slow, target))
@@ -470,8 +470,11 @@ def _shifted(problem: BilevelProblem, s: AdaptiveState, share: Array) -> Array:
     return jnp.where(free & (share != 1), inside, s.half)
 
 
-def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Array]:
-    """The residuals of P at `half`, one per block, the bound of the gap, and the gap's size."""
+def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Array, Array]:
+    """The residuals of P at `half`, one per block, the gap's bounds above and below, its size.
+
+    That below is true whatever the residuals: they can be to blame for the one above only.
+    """
     parts = s.blocks.layout.unravel(s.half)
     slopes = s.blocks.layout.unravel(s.slope)
     sizes = [
@@ -485,8 +488,11 @@ def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Arr
     dual -= 0 if problem.y2 is None else problem.y2.value(y2)
     fall = linear_excess(problem.y1, z1, trees.scale(-1 / s.rho, slopes[Z1]))
     rise = linear_excess(problem.y2, z2, trees.scale(-1 / s.rho, slopes[Z2]))
+    below = primal - dual
+    below -= 0 if problem.y2 is None else problem.y2.value(z2)
+    below -= problem.y1.value(z1)
     gap = primal - dual + fall.astype(primal.dtype) + rise.astype(primal.dtype)
-    return jnp.stack(sizes), gap, jnp.maximum(jnp.abs(primal), jnp.abs(dual))
+    return jnp.stack(sizes), gap, below, jnp.maximum(jnp.abs(primal), jnp.abs(dual))
 
 
 def _steepness(problem: BilevelProblem, start: Point) -> tuple[float, float, float]:
