@@ -64,11 +64,18 @@ def library() -> str:
     ]
     header = ["instance", "method", "ε", "status", "certified ε", "gradients", "theorem's N", "s"]
     header += ["miss"]
+    both = {(r["instance"], r["method"]): r for r in record["results"] if r["tolerance"] == 0.01}
+    names = dict.fromkeys(r["instance"] for r in record["results"])
+    pairs = [(both[n, "paper"], both[n, "adaptive"]) for n in names]
+    reached = [(p, a) for p, a in pairs if p["status"] == a["status"] == "certified"]
+    ratios = [p["gradients"] / a["gradients"] for p, a in reached]
     return f"""## The library
 
 `PenaltyMethod()` with the paper's constants and `Adaptive()`, both until the certificate holds.
 `miss` is the distance of (x1, y1) to the closed form: of the order of ε with the paper's penalty
-1/ε, of √ε at most with one that is only as large as the gap needs. `{record["command"]}`
+1/ε, of √ε at most with one that is only as large as the gap needs. At ε = 0.01, which both reach
+on {len(ratios)} of {len(pairs)} problems, the paper's method takes {min(ratios):,.0f} to
+{max(ratios):,.0f} times the gradients. `{record["command"]}`
 
 {table(header, rows)}
 """
