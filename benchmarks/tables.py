@@ -401,9 +401,12 @@ Solving to ε = 0.01 there: {" ".join(solves)}
 
 
 def many() -> str:
-    record = read("many")
+    records = [read("many")]
+    if (HERE / "results" / "many_cpu.json").exists():
+        records.append(read("many_cpu"))
     rows = [
         [
+            record["where"]["device"],
             f"{r['n']:,}",
             str(r["count"]),
             f"{r['one_seconds']:.3f}",
@@ -411,13 +414,15 @@ def many() -> str:
             f"{r['together_seconds']:.3f}",
             f"{r['together_over_one']:.1f}",
         ]
+        for record in records
         for r in record["results"]
     ]
-    header = ["n", "problems", "one, s", "the slowest, s", "together, s", "ratio (target ≤ 10)"]
+    header = ["device", "n", "problems", "one, s", "the slowest, s", "together, s"]
+    header += ["ratio (target ≤ 10)"]
     return f"""## Many at once
 
-Bilevel linear problems to ε = 0.01 by Adaptive, alone (the mean) and all under `vmap`, on one
-{record["where"]["device"]}. `{record["command"]}`
+Bilevel linear problems to ε = 0.01 by Adaptive, alone (the mean) and all under `vmap`.
+`{records[0]["command"]}`
 
 {table(header, rows)}
 """
