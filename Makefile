@@ -38,6 +38,7 @@ format: .venv/dev
 bench: .venv/dev
 	$(BIN)/python benchmarks/optfom_overhead.py --json benchmarks/results/optfom_overhead.json
 	$(BIN)/python benchmarks/library.py --json benchmarks/results/library.json
+	$(BIN)/python benchmarks/many.py --json benchmarks/results/many_cpu.json
 	$(BIN)/python benchmarks/adaptive_loop.py --json benchmarks/results/adaptive_loop.json
 	$(BIN)/bilevax bench linear --max-seconds 8 --json benchmarks/results/linear.json --plot benchmarks/results/linear.png
 	for tolerance in 1e-4 1e-6; do $(BIN)/bilevax bench linear --methods adaptive --tolerance $$tolerance --json benchmarks/results/linear_$$tolerance.json || exit 1; done
