@@ -237,6 +237,9 @@ def suite() -> str:
     false = sum(o["false_certificates"] for o in record["outcomes"])
     header = ["problem", "", "status", "ε", "F", "best known", "gap", "gradients"]
     refusals = [f"- {o['name']}: {o['refused']}" for o in record["outcomes"] if o["refused"]]
+    certified = lambda o: any(a["status"] == "certified" for a in o["attempts"])
+    never = [o for o in record["outcomes"] if not certified(o)]
+    failures = [[o["name"], str(len(o["attempts"])), why(o)] for o in never]
     return f"""## Published problems
 
 The problems of a public suite (BASBLib, CC0) whose lower level is convex, each from several starts;
@@ -247,7 +250,19 @@ the best attempt of each. `gap` comes from an independent, exact solve of the lo
 {table(header, rows)}
 
 {chr(10).join(["Refused:", *refusals]) if refusals else ""}
+
+Certified at 1e-4 from no start: {len(never)} of {len(rows)}.
+
+{table(["problem", "starts", "why"], failures)}
 """
+
+
+def why(outcome: dict[str, Any]) -> str:
+    """What kept a published problem from its certificate."""
+    if outcome["refused"]:
+        return outcome["refused"]
+    least = min(outcome["attempts"], key=lambda a: a["epsilon"])
+    return f"{least['status']} after {least['gradients']:,} gradients, ε = {least['epsilon']:.1e}"
 
 
 def growth_epsilon() -> str:
