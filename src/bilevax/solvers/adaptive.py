@@ -20,6 +20,7 @@ from bilevax.problems.constants import sample_domain
 from bilevax.problems.reformulate import penalty, penalty_blocks, penalty_point
 from bilevax.problems.validate import require, require_gap_bound
 from bilevax.solvers.base import Solver, check_positive
+from bilevax.solvers.continuation import Continuation, Seen
 from bilevax.solvers.curvature import X2, Y2, Z1, Z2, Blocks, Curvature, products
 from bilevax.solvers.reach import evened, extent, lengths, renewed
 from bilevax.terms import PerLeaf, Term
@@ -43,17 +44,6 @@ BOOST, LITTLE = 1.5, 0.01
 MISTRUST = 1e6
 # How often all curvatures are looked at at first, and how much gradients grow between later looks.
 FIRST_ROUNDS, REFRESH = 3, 1.5
-# ρ grows when the residual is at most this share of ‖∇f‖ and the gap too large,
-LOOSE, RHO_LEAST, RHO_MOST = 0.01, 2.0, 10.0
-# that is, larger by this than what the residual explains of it,
-UNEXPLAINED = 50.0
-# and when it does not fall by the second factor while the residual falls by the first.
-FELL, FOLLOWED = 0.2, 0.5
-# ρ shrinks, until it first grows, when the gap is below this share of its target and the residual
-# above its own still, and above this share of what it was that many times fewer gradients ago.
-OVERSHOT, SLOW, PATIENCE = 0.1, 0.3, 1.5
-# A target that is reached and did not end the run becomes this much smaller.
-TIGHTEN = 0.25
 
 
 class AdaptiveState(eqx.Module):
@@ -68,13 +58,7 @@ class AdaptiveState(eqx.Module):
     anchored: Array  # the residual with which the method last started anew
     opened: Array  # and with which the subproblem began
     step_size: Array
-    rho: Array
-    raised: Array  # whether ρ has grown
-    slow: Array  # a residual above this has fallen slowly,
-    awaited: Array  # once this many gradients are done
-    target: Array  # what every line of the certificate may be,
-    relative: Array  # and which share of its size on top
-    force: Array  # ‖∇f‖, about: the size of a residual
+    continuation: Continuation  # of ρ
     origin: Array  # where the run began
     extent: Array  # the diameter of each block's domain: the unit of the block
     reach: Array  # how far each block has to go, up to a common factor
@@ -85,7 +69,6 @@ class AdaptiveState(eqx.Module):
     curvature: Curvature
     probing: Array  # products still to be done before the next subproblem
     refreshed: Array  # gradients when the couplings were last looked at
-    seen: Array  # residual and gap when they were last compared, at this ρ
     settled: Array  # whether the subproblem is solved well enough
     event: Array  # what is due now, NOTHING if nothing
     since: Array  # steps since the anchor
@@ -93,6 +76,10 @@ class AdaptiveState(eqx.Module):
     outer: Array
     gradients: Array
     blocks: Blocks = eqx.field(static=True)
+
+    @property
+    def rho(self) -> Array:
+        return self.continuation.rho
 
 
 class Adaptive(Solver[AdaptiveState]):
@@ -168,13 +155,7 @@ class Adaptive(Solver[AdaptiveState]):
             anchored=one,
             opened=one,
             step_size=self.step_size,
-            rho=self.rho,
-            raised=jnp.zeros((), bool),
-            slow=jnp.asarray(jnp.finfo(dtype).max, dtype),
-            awaited=zero + INNER_LEAST,
-            target=self.target,
-            relative=self.relative,
-            force=self.force,
+            continuation=Continuation.begin(self.rho, self.target, self.relative, self.force),
             origin=w,
             extent=extent(problem, (*x, *y), dtype),
             reach=jnp.zeros(6, dtype),
@@ -185,7 +166,6 @@ class Adaptive(Solver[AdaptiveState]):
             curvature=Curvature.unknown(blocks, w),
             probing=zero + FIRST_ROUNDS * len(products(blocks)),
             refreshed=zero,
-            seen=jnp.asarray([jnp.finfo(dtype).max, 0], dtype),
             settled=jnp.zeros((), bool),
             event=zero + NOTHING,
             since=zero,
@@ -402,53 +382,17 @@ def _restart(s: AdaptiveState) -> AdaptiveState:
 
 def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     """The outer iterate moves to where the subproblem ended; then ρ follows."""
-    lines, gap, below, values = _lines(problem, s)
-    target = s.target + s.relative * s.force
-    gap_target = s.target + s.relative * values
-    reached = (jnp.max(lines) <= target) & (gap <= gap_target)
-    # y2's residual counts for the certificate, not for ρ: while y2 is held fast it says only that.
-    others = jnp.arange(6) != Y2
-    residual = jnp.max(jnp.where(others, lines, 0))
-    loose = (residual <= target) | (s.settled & (residual <= LOOSE * s.force))
-    # What the residual may be to blame for: as much as it could change P by, as far as we came.
-    came = jnp.sqrt(s.blocks.squares(s.half - s.origin))
-    blamed = jnp.sum(jnp.where(others, lines * came, 0))
-    unexplained = (below > gap_target) & (s.rho * below > UNEXPLAINED * blamed)
-    # A gap that falls with the residual will vanish with it: then ρ is large enough.
-    seen_residual, seen_gap = s.seen
-    fell = (residual <= target) | (residual <= FELL * seen_residual)
-    raising = loose & fell & unexplained & (gap > FOLLOWED * seen_gap)
-    # A gap far below its target while the residual hardly falls: ρ is larger than it need be.
-    waited = s.gradients > s.awaited
-    lowering = waited & ~s.raised & (residual > jnp.maximum(s.slow, target))
-    lowering &= gap < OVERSHOT * gap_target
-    changing = raising | lowering
-    noted = jnp.stack([residual, gap])
-    fresh = jnp.asarray([jnp.finfo(noted.dtype).max, 0], noted.dtype)  # nothing seen yet at a new ρ
-    seen = jnp.where(changing, fresh, jnp.where(loose & fell, noted, s.seen))
-    change = jnp.sqrt(gap / gap_target)
-    more = jnp.clip(change, RHO_LEAST, RHO_MOST)
-    less = jnp.clip(change, 1 / RHO_MOST, 1 / RHO_LEAST)
-    times = jnp.where(raising, more, jnp.where(lowering, less, 1))
-    slow = jnp.where(changing, fresh[0], jnp.where(waited, SLOW * residual, s.slow))
-    spent = s.gradients.astype(residual.dtype)
-    until = (INNER_LEAST + PATIENCE * spent).astype(s.awaited.dtype)
-
-    stale = changing | (spent > REFRESH * s.refreshed.astype(spent.dtype))
+    continuation, times = s.continuation.followed(_seen(problem, s))
+    spent = s.gradients.astype(times.dtype)
+    stale = (times != 1) | (spent > REFRESH * s.refreshed.astype(spent.dtype))
     rounds = len(products(s.blocks))
     return dataclasses.replace(
         s,
         center=_shifted(problem, s, 1 / times),
         reach=renewed(s.reach, jnp.sqrt(s.blocks.squares(s.half - s.anchor))),
-        rho=s.rho * times,
-        raised=s.raised | raising,
-        slow=slow,
-        awaited=jnp.where(changing | waited, until, s.awaited),
-        target=jnp.where(reached, TIGHTEN * s.target, s.target),
-        relative=jnp.where(reached, TIGHTEN * s.relative, s.relative),
+        continuation=continuation,
         boost=jnp.maximum(1, 0.9 * s.boost),
         probing=jnp.where(stale, rounds, 0).astype(s.probing.dtype),
-        seen=seen,
         event=jnp.where(stale, NOTHING, BEGIN).astype(s.event.dtype),
         outer=s.outer + 1,
     )
@@ -470,29 +414,37 @@ def _shifted(problem: BilevelProblem, s: AdaptiveState, share: Array) -> Array:
     return jnp.where(free & (share != 1), inside, s.half)
 
 
-def _lines(problem: BilevelProblem, s: AdaptiveState) -> tuple[Array, Array, Array, Array]:
-    """The residuals of P at `half`, one per block, the gap's bounds above and below, its size.
-
-    That below is true whatever the residuals: they can be to blame for the one above only.
-    """
+def _seen(problem: BilevelProblem, s: AdaptiveState) -> Seen:
+    """The residuals of P at `half`, and the gap there."""
     parts = s.blocks.layout.unravel(s.half)
     slopes = s.blocks.layout.unravel(s.slope)
-    sizes = [
-        jnp.zeros((), s.half.dtype) if t is None else trees.norm(t.residual(a, g))
+    zero = jnp.zeros((), s.half.dtype)
+    rests = [
+        zero if t is None else trees.norm(t.residual(a, g))
         for t, a, g in zip(_terms(problem, s.rho), parts, slopes)
     ]
+    lines = jnp.stack(rests)
+    # y2's residual counts for the certificate, not for ρ: while y2 is held fast it says only that.
+    telling = jnp.where(jnp.arange(6) != Y2, lines, 0)
+    # What the residual may be to blame for: as much as it could change P by, as far as we came.
+    came = jnp.sqrt(s.blocks.squares(s.half - s.origin))
     # The slopes in (z1, z2) are those of −ρ·f~ and ρ·f~ there: what bounds the gap.
     x1, y1, y2, _, z1, z2 = parts
+    of_y2 = lambda y: zero if problem.y2 is None else problem.y2.value(y)
     primal = problem.smooth_lower(x1, y1, z2) + problem.y1.value(y1)
-    dual = problem.smooth_lower(x1, z1, y2)
-    dual -= 0 if problem.y2 is None else problem.y2.value(y2)
+    dual = problem.smooth_lower(x1, z1, y2) - of_y2(y2)
     fall = linear_excess(problem.y1, z1, trees.scale(-1 / s.rho, slopes[Z1]))
     rise = linear_excess(problem.y2, z2, trees.scale(-1 / s.rho, slopes[Z2]))
-    below = primal - dual
-    below -= 0 if problem.y2 is None else problem.y2.value(z2)
-    below -= problem.y1.value(z1)
-    gap = primal - dual + fall.astype(primal.dtype) + rise.astype(primal.dtype)
-    return jnp.stack(sizes), gap, below, jnp.maximum(jnp.abs(primal), jnp.abs(dual))
+    return Seen(
+        worst=jnp.max(lines),
+        residual=jnp.max(telling),
+        blamed=jnp.sum(telling * came),
+        gap=primal - dual + fall.astype(primal.dtype) + rise.astype(primal.dtype),
+        below=primal - dual - problem.y1.value(z1) - of_y2(z2),
+        values=jnp.maximum(jnp.abs(primal), jnp.abs(dual)),
+        settled=s.settled,
+        gradients=s.gradients,
+    )
 
 
 def _steepness(problem: BilevelProblem, start: Point) -> tuple[float, float, float]:
