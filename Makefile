@@ -42,7 +42,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/adaptive_loop.py --json benchmarks/results/adaptive_loop.json
 	$(BIN)/bilevax bench linear --max-seconds 8 --json benchmarks/results/linear.json --plot benchmarks/results/linear.png
 	for tolerance in 1e-4 1e-6; do $(BIN)/bilevax bench linear --methods adaptive --tolerance $$tolerance --json benchmarks/results/linear_$$tolerance.json || exit 1; done
-	$(BIN)/bilevax bench linear --methods paper adaptive --sizes 500 --instances 3 --max-seconds 40 --json benchmarks/results/linear_paper.json
+	$(BIN)/bilevax bench linear --methods paper adaptive --sizes 400 500 --instances 3 --max-seconds 40 --json benchmarks/results/linear_paper.json
 	for part in epsilon size exact; do $(BIN)/bilevax bench growth --parts $$part --json benchmarks/results/growth_$$part.json --plot benchmarks/results/growth_$$part.png || exit 1; done
 	$(BIN)/python benchmarks/inner.py --json benchmarks/results/inner.json
 	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json

@@ -14,6 +14,7 @@ from bilevax.bench import growth, sparse
 from bilevax.bench.apart import apart, peak_memory
 from bilevax.cli import main
 from bilevax.problems import linear
+from bilevax.problems.library import linear_problem
 
 
 @pytest.fixture
@@ -203,7 +204,7 @@ def test_sparse_problems_follow_the_law_of_dense_ones():
     arrays = {name: np.asarray(data[name]) for name in ("c", "d", "b", "d_tilde")}
     assert np.isfinite(linear.optimum(linear.LinearData(**arrays, A=A, B=B), prove=False).value)
     x, y = jnp.linspace(-1, 1, 300), jnp.linspace(0, 1, 200)
-    values = sparse.problem(data).called("constraints", x, y)
+    values = linear_problem(data).called("constraints", x, y)
     np.testing.assert_allclose(values, A @ x + B @ y - data["b"], atol=1e-12)
     few = sparse.generate(300, 3, 2, 1e-6, seed=0)
     assert (few["A"].nse, few["B"].nse) == (2 * sparse.LEAST, 2 * 3)
@@ -213,7 +214,7 @@ def test_sparse_and_dense_data_state_the_same_problem():
     data = sparse.generate(30, 30, 2, 0.5, seed=0)
     dense = data | {name: data[name].todense() for name in ("A", "B")}
     at = (jnp.full(30, 0.3), jnp.full(30, -0.2))
-    total = lambda one: lambda x, y: jnp.sum(sparse.problem(one).called("constraints", x, y))
+    total = lambda one: lambda x, y: jnp.sum(linear_problem(one).called("constraints", x, y))
     for left, right in zip(jax.grad(total(data), (0, 1))(*at), jax.grad(total(dense), (0, 1))(*at)):
         np.testing.assert_allclose(left, right, atol=1e-15)
 

@@ -37,7 +37,7 @@ from bilevax.bench.output import (
     write_json,
 )
 from bilevax.problems import ConstrainedBilevelProblem, Point, linear
-from bilevax.problems.library import bilevel_linear, bilevel_linear_from
+from bilevax.problems.library import bilevel_linear, bilevel_linear_from, linear_problem
 from bilevax.problems.validate import require_precision
 from bilevax.solution import Solution
 from bilevax.solve import solve
@@ -359,8 +359,8 @@ def measured(n: int, data: str, density: float, seed: int, max_seconds: float) -
 
 def _problem(n: int, data: str, density: float, seed: int) -> ConstrainedBilevelProblem:
     if data == "sparse":
-        return sparse.problem(sparse.generate(n, n, _rows(n), density, seed))
-    return sparse.problem(sparse.arrays(linear.generate(n, n, _rows(n), seed)))
+        return linear_problem(sparse.generate(n, n, _rows(n), density, seed))
+    return linear_problem(sparse.arrays(linear.generate(n, n, _rows(n), seed)))
 
 
 def exact_run(n: int, settings: Settings) -> ExactRun:

@@ -1,4 +1,4 @@
-"""Bilevel linear problems (`eq:clo`) whose matrices may be sparse, told to `solve` alike."""
+"""Data of bilevel linear problems (`eq:clo`) by name, whose matrices may be sparse."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.sparse import BCOO
-from jaxtyping import Array
 
-from bilevax import terms
-from bilevax.problems import ConstrainedBilevelProblem
 from bilevax.problems.linear import NAMES, LinearData
 
 # No row has fewer entries, unless it is shorter: a row of none or one is hardly a constraint.
@@ -60,23 +57,3 @@ def _sparse(
         unique_indices=True,
     )
     return matrix, values, columns
-
-
-def problem(data: dict[str, Any]) -> ConstrainedBilevelProblem:
-    """The problem of such data, without any constant: a method has to find them, dense or not."""
-    box = terms.Box(-1.0, 1.0)
-    return ConstrainedBilevelProblem(
-        _upper, _lower, constraints=_constraints, x=box, y=box, data=data
-    )
-
-
-def _upper(x: Array, y: Array, data: dict[str, Any]) -> Array:
-    return data["c"] @ x + data["d"] @ y
-
-
-def _lower(x: Array, y: Array, data: dict[str, Any]) -> Array:
-    return data["d_tilde"] @ y
-
-
-def _constraints(x: Array, y: Array, data: dict[str, Any]) -> Array:
-    return data["A"] @ x + data["B"] @ y - data["b"]

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -352,13 +352,8 @@ def bilevel_linear_from(data: linear.LinearData) -> LinearInstance:
     The functions are the same for all data, so one compilation serves all problems of a size.
     """
     arrays = {name: getattr(data, name) for name in linear.NAMES}
-    problem = ConstrainedBilevelProblem(
-        _linear_upper,
-        _linear_lower,
-        constraints=_linear_constraints,
-        x=terms.Box(-1.0, 1.0),
-        y=terms.Box(-1.0, 1.0),
-        data=arrays,
+    problem = linear_problem(
+        arrays,
         upper_smoothness=FLAT,
         lower_smoothness=FLAT,
         constraint_smoothness=0.0,
@@ -368,6 +363,20 @@ def bilevel_linear_from(data: linear.LinearData) -> LinearInstance:
     )
     start = Point(x=jnp.zeros(data.c.size), y=jnp.zeros(data.d.size))
     return LinearInstance(data, problem, start)
+
+
+def linear_problem(arrays: Mapping[str, Any], **constants: Any) -> ConstrainedBilevelProblem:
+    """`eq:clo` of arrays by the names of `linear.NAMES`, dense or sparse, in boxes of ±1."""
+    box = terms.Box(-1.0, 1.0)
+    return ConstrainedBilevelProblem(
+        _linear_upper,
+        _linear_lower,
+        constraints=_linear_constraints,
+        x=box,
+        y=box,
+        data=arrays,
+        **constants,
+    )
 
 
 def _linear_upper(x, y, data):
