@@ -1,6 +1,6 @@
 """Bilevel optimisation with minimax levels on JAX, with answers that are certified."""
 
-from bilevax import problems, terms, theory
+from bilevax import data, problems, terms, theory
 from bilevax.certificates import (
     Certificate,
     ConstrainedKKTCertificate,
@@ -53,6 +53,7 @@ __all__ = [
     "StationarityCertificate",
     "Status",
     "certify",
+    "data",
     "problems",
     "solve",
     "terms",

@@ -1,0 +1,23 @@
+"""Where a stochastic problem's minibatches come from.
+
+A source is a frozen module; its state holds arrays only, so that a run goes on from a saved state
+at exactly the sample where it stopped. `Arrays` and `Stratified` hold all samples in memory,
+`Levels` gives the two levels streams of their own, `Host` reads any Python iterator.
+"""
+
+from bilevax.data.checks import DataError
+from bilevax.data.host import Host
+from bilevax.data.levels import LevelBatch, Levels
+from bilevax.data.memory import Arrays
+from bilevax.data.source import Source
+from bilevax.data.stratified import Stratified
+
+__all__ = [
+    "Arrays",
+    "DataError",
+    "Host",
+    "LevelBatch",
+    "Levels",
+    "Source",
+    "Stratified",
+]

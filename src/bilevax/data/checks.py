@@ -1,0 +1,75 @@
+"""Checks of samples, with messages that say where the bad one is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevax.arguments import tracing
+from bilevax.trees import Tree
+
+
+class DataError(ValueError):
+    """Samples that cannot be used. `epoch`, `batch` and `index` (the row) say where, if known."""
+
+    def __init__(
+        self,
+        message: str,
+        epoch: int | None = None,
+        batch: int | None = None,
+        index: int | None = None,
+    ):
+        super().__init__(message)
+        self.epoch, self.batch, self.index = epoch, batch, index
+
+
+def numeric(leaf: Any, name: str) -> Any:
+    """The leaf as it is, if it is a JAX array, or else as a NumPy array of the dtype JAX gives it.
+
+    So what overflows in that dtype is seen before a device has it.
+    """
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
+        raise TypeError(f"{name} must be an array of numbers, not {type(leaf).__name__} {leaf!r}")
+    if isinstance(array, jax.Array):
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def check_finite(array: Any, name: str) -> None:
+    """Refuse NaN and infinity; while JAX traces the array nothing can be said."""
+    if tracing(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
+        return
+    xp = jnp if isinstance(array, jax.Array) else np
+    bad = ~xp.all(xp.isfinite(array), axis=tuple(range(1, array.ndim)))
+    if bool(xp.any(bad)):
+        row = int(xp.argmax(bad))
+        raise DataError(
+            f"{name} has NaN or infinity in row {row}; drop or repair that sample", index=row
+        )
+
+
+def as_samples(tree: Tree, owner: str) -> tuple[Tree, int]:
+    """The tree as JAX arrays, and its number of samples, which is the length of every array."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    if not leaves:
+        raise ValueError(f"{owner}: arrays must be a pytree of arrays, but {tree!r} holds none")
+    arrays = []
+    for path, leaf in leaves:
+        name = f"{owner}: arrays{jax.tree_util.keystr(path)}"
+        array = numeric(leaf, name)
+        if array.ndim == 0 or len(array) == 0:
+            what = "empty" if array.ndim else "a single number"
+            raise ValueError(f"{name} is {what}; it must have one row per sample")
+        if arrays and len(array) != len(arrays[0]):
+            raise ValueError(
+                f"{name} has {len(array)} rows, but arrays{jax.tree_util.keystr(leaves[0][0])} has "
+                f"{len(arrays[0])}; every array must have one row per sample"
+            )
+        check_finite(array, name)
+        arrays.append(jnp.asarray(array))
+    return jax.tree_util.tree_unflatten(structure, arrays), len(arrays[0])

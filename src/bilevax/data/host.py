@@ -1,0 +1,147 @@
+"""Minibatches from any Python iterator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bilevax.arguments import whole
+from bilevax.data.reader import Epochs, Reader
+from bilevax.data.source import Source, as_key
+from bilevax.trees import Tree
+
+
+class HostState(eqx.Module):
+    """Batches at hand, the next one at `cursor`, and how far the epochs were read for them."""
+
+    buffer: Tree
+    cursor: Array
+    epoch: Array
+    fetched: Array
+    drawn: Array
+
+
+class Host(Source[HostState]):
+    """Minibatches that Python makes: a grain dataset, a list, or a function `make(epoch)`.
+
+    `make(epoch)` returns an iterable of that epoch's batches, pytrees of arrays with `batch` rows
+    each; it must give the same batches each time it is called with the same epoch, because a saved
+    state is taken up by reading up to where it stopped. Something that can be iterated anew each
+    epoch may stand for the function. The order is theirs: the key of `init` does not change it.
+
+    `buffer` batches are at hand for compiled loops, and a thread reads as many ahead. `example` is
+    one batch, or its shapes; without it `init` reads the first. An epoch is the whole iterable, or
+    its first `batches_per_epoch` batches.
+    """
+
+    batch: int = eqx.field(static=True)
+    buffer: int = eqx.field(static=True)
+    reader: Reader = eqx.field(static=True)
+
+    def __init__(
+        self,
+        make: Callable[[int], Iterable[Tree]] | Iterable[Tree],
+        *,
+        batch: int,
+        example: Tree = None,
+        buffer: int = 8,
+        batches_per_epoch: int | None = None,
+    ):
+        whole(batch, "Host: batch", 1)
+        whole(buffer, "Host: buffer", 1)
+        if batches_per_epoch is not None:
+            whole(batches_per_epoch, "Host: batches_per_epoch", 1)
+            batches_per_epoch = int(batches_per_epoch)
+        check_make(make)
+        self.batch, self.buffer = int(batch), int(buffer)
+        epochs = Epochs(make, self.batch, batches_per_epoch)
+        self.reader = Reader(epochs, self.buffer, shapes_of(example, self.batch))
+
+    def init(self, key: Any) -> HostState:
+        as_key(key)
+        empty = lambda s: jnp.zeros((self.buffer, *s.shape), s.dtype)
+        zero = jnp.zeros((), jnp.int32)
+        return HostState(
+            buffer=jax.tree.map(empty, self.reader.shapes()),
+            cursor=jnp.asarray(self.buffer, jnp.int32),
+            epoch=zero,
+            fetched=zero,
+            drawn=jnp.zeros((), int),
+        )
+
+    def draw(self, state: HostState) -> tuple[HostState, Tree]:
+        # Behind the last batch at hand are NaNs: better seen than the last batch again.
+        batch = jax.tree.map(lambda b: b.at[state.cursor].get(mode="fill"), state.buffer)
+        cursor = jnp.minimum(state.cursor + 1, self.buffer)
+        drawn = state.drawn + self.batch
+        return HostState(state.buffer, cursor, state.epoch, state.fetched, drawn), batch
+
+    def ready(self, state: HostState) -> Array:
+        return state.cursor < self.buffer
+
+    def refilled(self, state: HostState) -> HostState:
+        used = int(state.cursor)
+        if used == 0:
+            return state
+        shapes = jax.tree.map(lambda b: jax.ShapeDtypeStruct(b.shape[1:], b.dtype), state.buffer)
+        position = int(state.epoch), int(state.fetched)
+        batches, (epoch, fetched) = self.reader.take(position, used, shapes)
+
+        def filled(old: Array, *new: np.ndarray) -> Array:
+            return jnp.concatenate([old[used:], np.stack(new)])
+
+        return HostState(
+            buffer=jax.tree.map(filled, state.buffer, *batches),
+            cursor=jnp.zeros((), jnp.int32),
+            epoch=jnp.asarray(epoch, jnp.int32),
+            fetched=jnp.asarray(fetched, jnp.int32),
+            drawn=state.drawn,
+        )
+
+    def everything(self) -> None:
+        return None
+
+
+def check_make(make: Any) -> None:
+    """Refuse what cannot be read once an epoch."""
+    if isinstance(make, Iterator):
+        raise TypeError(
+            f"Host: make is a {type(make).__name__}, which can be read only once; pass a function "
+            "make(epoch) that returns a new one, such as the generator function itself"
+        )
+    if callable(make):
+        try:
+            inspect.signature(make).bind(0)
+        except TypeError as error:
+            raise TypeError(f"Host: make must take the epoch, as in make(0); {error}") from None
+        except ValueError:  # a builtin that does not tell its arguments
+            pass
+    elif not isinstance(make, Iterable):
+        raise TypeError(
+            "Host: make must be a function make(epoch) that returns an iterable of batches, or "
+            f"such an iterable, not {make!r}"
+        )
+
+
+def shapes_of(example: Tree, rows: int) -> Tree:
+    """The shapes of an example batch; None if there is none."""
+    if example is None:
+        return None
+
+    def leaf(path: tuple, value: Any) -> jax.ShapeDtypeStruct:
+        shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(jnp.result_type(value))
+        if shape[:1] != (rows,):
+            raise ValueError(
+                f"Host: example{jax.tree_util.keystr(path)} must have batch={rows} rows, but has "
+                f"shape {shape}"
+            )
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, example)

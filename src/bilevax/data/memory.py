@@ -1,0 +1,95 @@
+"""Sources whose samples are all in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Sharding
+from jaxtyping import Array
+
+from bilevax.arguments import whole
+from bilevax.data.checks import as_samples
+from bilevax.data.shuffle import Shuffle
+from bilevax.data.source import Source, State, as_key
+from bilevax.trees import Tree
+
+
+class InMemory(Source[State]):
+    """What these share: a draw needs no host, and all samples can be had at once."""
+
+    arrays: eqx.AbstractVar[Tree]
+    sharding: eqx.AbstractVar[Sharding | None]
+
+    def ready(self, state: State) -> Array:
+        return jnp.asarray(True)
+
+    def refilled(self, state: State) -> State:
+        return state
+
+    def everything(self) -> Tree:
+        return self.arrays
+
+    def rows(self, indices: Array) -> Tree:
+        """These samples as a batch, laid out as `sharding` says."""
+        rows = jax.tree.map(lambda a: a.at[indices].get(mode="promise_in_bounds"), self.arrays)
+        if self.sharding is None:
+            return rows
+        return lax.with_sharding_constraint(rows, self.sharding)
+
+
+class ArraysState(eqx.Module):
+    stream: Shuffle
+    drawn: Array
+
+
+class Arrays(InMemory[ArraysState]):
+    """Minibatches of samples in memory: each sample exactly once an epoch, in random order.
+
+    `arrays` is a pytree of arrays, one row per sample. A batch is the next `batch` entries of the
+    stream π₀ π₁ π₂ … of one permutation per epoch; if `batch` does not divide the number of samples
+    a batch can lie across two epochs. `sharding` spreads a drawn batch over devices.
+    """
+
+    arrays: Tree
+    batch: int = eqx.field(static=True)
+    sharding: Sharding | None = eqx.field(static=True)
+
+    def __init__(self, arrays: Tree, batch: int = 64, *, sharding: Sharding | None = None):
+        whole(batch, "Arrays: batch", 1)
+        self.arrays, count = as_samples(arrays, "Arrays")
+        self.batch = int(batch)
+        if self.batch > count:
+            raise ValueError(f"Arrays: batch must be at most the {count} samples, not {batch}")
+        self.sharding = check_sharding(sharding, self.arrays, self.batch, "Arrays")
+
+    def init(self, key: Any) -> ArraysState:
+        count = jax.tree.leaves(self.arrays)[0].shape[0]
+        return ArraysState(Shuffle.begin(as_key(key), count), jnp.zeros((), int))
+
+    def draw(self, state: ArraysState) -> tuple[ArraysState, Tree]:
+        stream, indices = state.stream.take(self.batch)
+        return ArraysState(stream, state.drawn + self.batch), self.rows(indices)
+
+
+def check_sharding(sharding: Any, arrays: Tree, batch: int, owner: str) -> Sharding | None:
+    """Refuse a sharding that cannot divide a batch."""
+    if sharding is None:
+        return None
+    if not isinstance(sharding, Sharding):
+        raise TypeError(f"{owner}: sharding must be a jax.sharding.Sharding, not {sharding!r}")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+        rows = jax.ShapeDtypeStruct((batch, *leaf.shape[1:]), leaf.dtype)
+        try:
+            sharding.shard_shape(rows.shape)  # refuses unequal shards
+            jax.eval_shape(lambda r: lax.with_sharding_constraint(r, sharding), rows)
+        except ValueError as error:
+            raise ValueError(
+                f"{owner}: sharding cannot lay out batch={batch} rows of "
+                f"arrays{jax.tree_util.keystr(path)}; its mesh axis must divide batch and be Auto, as "
+                f"in jax.sharding.Mesh(devices, names). ({error})"
+            ) from None
+    return sharding

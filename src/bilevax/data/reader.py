@@ -1,0 +1,164 @@
+"""The batches of an iterator, epoch after epoch: checked, and from any position."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from bilevax.data.ahead import Ahead
+from bilevax.data.checks import DataError, check_finite, numeric
+from bilevax.trees import Tree
+
+# An epoch, and how many of its batches have been read.
+Position: TypeAlias = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+    """The batches of make(0), make(1), …, each of `rows` rows."""
+
+    make: Any
+    rows: int
+    per_epoch: int | None
+
+    def after(self, position: Position, shapes: Tree) -> Iterator[tuple[Position, Tree]]:
+        """The batches behind a position, checked, each with the position behind it.
+
+        Without `shapes` the first batch says what the others must be like.
+        """
+        epoch, skip = position
+        while True:
+            seen: dict[bytes, int] = {}
+            for number, raw in self._numbered(epoch, skip):
+                here = f"batch {number} of epoch {epoch}"
+                try:
+                    batch = copied(raw, here)
+                    if number >= skip:
+                        check_batch(batch, shapes, self.rows, here)
+                except (DataError, TypeError) as error:
+                    index = getattr(error, "index", None)
+                    raise DataError(str(error), epoch, number, index) from None
+                first = seen.setdefault(digest(batch), number)
+                if first != number:
+                    why = f"{here} repeats batch {first}; an epoch must give each batch once"
+                    raise DataError(why, epoch, number)
+                if number >= skip:
+                    shapes = shapes_of(batch)
+                    yield (epoch, number + 1), batch
+            epoch, skip = epoch + 1, 0
+
+    def _numbered(self, epoch: int, skip: int) -> Iterator[tuple[int, Any]]:
+        """One epoch as the iterator gives it; refuses one that ends too early."""
+        count = 0
+        try:
+            batches: Any = self.make(epoch) if callable(self.make) else self.make
+            for raw in itertools.islice(batches, self.per_epoch):
+                yield count, raw
+                count += 1
+        except Exception as error:
+            why = f"batch {count} of epoch {epoch} could not be read: {error!r}"
+            raise DataError(why, epoch, count) from error
+        if count == 0:
+            why = "gave no batch at all; make(epoch) must return a new iterable each time"
+        elif count < (self.per_epoch or 0):
+            why = f"ended after {count} batches, not batches_per_epoch={self.per_epoch}"
+        elif count < skip:
+            why = f"ended after {count} batches, but the state to go on from had read {skip} of it"
+        else:
+            return
+        raise DataError(f"epoch {epoch} {why}", epoch, count)
+
+
+def copied(raw: Tree, here: str) -> Tree:
+    """A batch as NumPy arrays of its own: an iterator may use its arrays again for the next."""
+
+    def leaf(path: tuple, value: Any) -> np.ndarray:
+        return np.array(numeric(value, f"{here}: batch{jax.tree_util.keystr(path)}"))
+
+    return jax.tree_util.tree_map_with_path(leaf, raw)
+
+
+def check_batch(batch: Tree, shapes: Tree, rows: int, here: str) -> None:
+    """Refuse a batch that is short, of other shapes, or not finite."""
+    likes = batch if shapes is None else shapes
+    structure, wanted = jax.tree.structure(batch), jax.tree.structure(likes)
+    if structure != wanted or structure.num_leaves == 0:
+        raise DataError(
+            f"{here} has the structure {structure}; it must hold arrays, in the structure of the "
+            f"first batch, {wanted}"
+        )
+    named = jax.tree_util.tree_leaves_with_path(batch)
+    for (path, leaf), like in zip(named, jax.tree.leaves(likes)):
+        name = f"{here}: batch{jax.tree_util.keystr(path)}"
+        if leaf.shape[:1] != (rows,):
+            short = leaf.ndim == 0 or len(leaf) < rows
+            has = f"{len(leaf)} rows" if leaf.ndim else "no rows"
+            advice = "drop or pad it" if short else "cut it"
+            raise DataError(f"{name} has {has}, not batch={rows}; {advice}")
+        if (leaf.shape, leaf.dtype) != (like.shape, like.dtype):
+            raise DataError(
+                f"{name} has shape {leaf.shape} and dtype {leaf.dtype}, not {like.shape} and "
+                f"{like.dtype} like the first"
+            )
+        check_finite(leaf, name)
+
+
+def shapes_of(batch: Tree) -> Tree:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), batch)
+
+
+def digest(batch: Tree) -> bytes:
+    """16 bytes that are the same for the same batch, and for no other."""
+    content = hashlib.blake2b(digest_size=16)
+    for leaf in jax.tree.leaves(batch):
+        # As plain bytes, because bfloat16 has no buffer.
+        content.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    return content.digest()
+
+
+class Reader:
+    """Takes batches from where a state stands, reading on from where it was last if that is there.
+
+    It is no part of a state: from any other position it reads the epoch again up to there.
+    """
+
+    def __init__(self, epochs: Epochs, depth: int, shapes: Tree):
+        self._epochs, self._depth, self._shapes = epochs, depth, shapes
+        self._live: tuple[Position, Ahead[tuple[Position, Tree]]] | None = None
+
+    def shapes(self) -> Tree:
+        """What a batch is like, from the first if no example was given."""
+        if self._shapes is None:
+            live = self._at((0, 0), None)
+            _, batch = live.peek()
+            self._live, self._shapes = ((0, 0), live), shapes_of(batch)
+        return self._shapes
+
+    def take(self, position: Position, count: int, shapes: Tree) -> tuple[list[Tree], Position]:
+        """The next batches behind a position, and the position behind them."""
+        live, batches = self._at(position, shapes), []
+        for _ in range(count):
+            position, batch = live.get()
+            batches.append(batch)
+        self._live = position, live
+        return batches, position
+
+    def _at(self, position: Position, shapes: Tree) -> Ahead[tuple[Position, Tree]]:
+        """Taken out of `_live`, where only what did not raise is put back."""
+        live, self._live = self._live, None
+        if live is not None and live[0] == position:
+            return live[1]
+        if live is not None:
+            live[1].close()
+        return Ahead(self._epochs.after(position, shapes), self._depth)
+
+    def __repr__(self) -> str:
+        # Part of a run's fingerprint, so it must be the same in the next process.
+        make = self._epochs.make
+        return f"Reader({getattr(make, '__qualname__', type(make).__name__)})"

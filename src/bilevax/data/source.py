@@ -1,0 +1,63 @@
+"""What a source of minibatches is."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, Generic, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bilevax.trees import Tree
+
+State = TypeVar("State")
+
+# One generator for all streams, whatever JAX's default is where a stored state is taken up.
+GENERATOR = "threefry2x32"
+
+
+class Source(eqx.Module, Generic[State]):
+    """A stream of minibatches, each a pytree with `batch` rows along axis 0.
+
+    It holds what is constant; where the stream stands is its state, which holds arrays only and
+    has a field `drawn`, the number of samples drawn so far.
+    """
+
+    batch: eqx.AbstractVar[int]
+
+    @abc.abstractmethod
+    def init(self, key: Any) -> State:
+        """The state before the first draw. `key` is a typed JAX key or a whole number."""
+
+    @abc.abstractmethod
+    def draw(self, state: State) -> tuple[State, Tree]:
+        """The next minibatch; may be compiled. Only a state that is `ready` has one."""
+
+    @abc.abstractmethod
+    def ready(self, state: State) -> Array:
+        """Whether `draw` has a batch without help of the host."""
+
+    @abc.abstractmethod
+    def refilled(self, state: State) -> State:
+        """On the host: the same position of the stream, with as many batches at hand as fit."""
+
+    @abc.abstractmethod
+    def everything(self) -> Tree | None:
+        """All samples as one batch; None if they are not in memory."""
+
+
+def as_key(key: Any) -> Array:
+    """A typed key of the one generator, from a typed key of any or from a whole number."""
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        return jax.random.key(int(key), impl=GENERATOR)
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.ndim != 0:
+            raise TypeError(f"key must be one key, not an array of them of shape {key.shape}")
+        data = jax.random.key_data(key)
+        if data.shape != (2,):  # a key of another generator
+            data = jax.random.bits(key, (2,), jnp.uint32)
+        return jax.random.wrap_key_data(data, impl=GENERATOR)
+    raise TypeError(f"key must be jax.random.key(seed) or a whole number, not {key!r}")
