@@ -89,7 +89,7 @@ def check_sharding(sharding: Any, arrays: Tree, batch: int, owner: str) -> Shard
         except ValueError as error:
             raise ValueError(
                 f"{owner}: sharding cannot lay out batch={batch} rows of "
-                f"arrays{jax.tree_util.keystr(path)}; its mesh axis must divide batch and be Auto, as "
-                f"in jax.sharding.Mesh(devices, names). ({error})"
+                f"arrays{jax.tree_util.keystr(path)}; its mesh axis must divide batch and be Auto, "
+                f"as in jax.sharding.Mesh(devices, names). ({error})"
             ) from None
     return sharding
