@@ -54,8 +54,10 @@ SOURCES = ["arrays", "stratified", "levels", "host", "levels_host"]
 
 
 def drawn(source, state, count):
-    """The next batches, drawn one by one by compiled code, refilled whenever it is needed."""
-    draw = eqx.filter_jit(type(source).draw)
+    """The next batches, drawn one by one, refilled whenever it is needed."""
+    draw = type(source).draw
+    if not isinstance(source, Host):  # every new one would be compiled anew
+        draw = eqx.filter_jit(draw)
     batches = []
     for _ in range(count):
         if not source.ready(state):
@@ -83,7 +85,7 @@ def same(a, b):
 
 
 @given(st.integers(1, 12), st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_each_sample_comes_exactly_once_an_epoch(count, data):
     batch = data.draw(st.integers(1, count))
     epochs = 3
@@ -96,8 +98,17 @@ def test_the_stream_is_one_permutation_per_epoch_from_the_folded_key():
     key = jax.random.key(3)
     stream = indices(Arrays(samples(11), 4), key, 9)
     for epoch in range(3):
-        order = jax.random.permutation(jax.random.fold_in(key, epoch), 11)
-        assert np.array_equal(stream[11 * epoch : 11 * (epoch + 1)], order)
+        ranks = jax.random.bits(jax.random.fold_in(key, epoch), (11,), jnp.uint32)
+        assert np.array_equal(stream[11 * epoch : 11 * (epoch + 1)], np.argsort(ranks))
+
+
+def test_all_orders_are_equally_likely():
+    init = jax.jit(jax.vmap(Arrays(samples(3), 3).init))
+    orders = np.asarray(init(jax.random.split(jax.random.key(0), 6000)).stream.order)
+    counts = Counter(map(tuple, orders.tolist()))
+    assert len(counts) == 6
+    chi_squared = sum((count - 1000) ** 2 / 1000 for count in counts.values())
+    assert chi_squared < 20.5  # one in a thousand with 5 degrees of freedom
 
 
 @pytest.mark.parametrize("name", ["arrays", "stratified"])
@@ -133,7 +144,7 @@ def test_many_keys_are_refused():
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("position", [0, 1, 3, 4, 9])
+@pytest.mark.parametrize("position", [0, 3, 4, 9])
 def test_a_saved_state_goes_on_identically_with_a_new_source(name, position):
     source = make_source(name)
     _, expected = drawn(source, source.init(5), position + 6)
@@ -233,17 +244,26 @@ def test_in_memory_sources_give_everything_and_need_no_host():
 # Stratified
 
 
-def test_every_batch_has_its_quotas_and_each_group_its_own_epochs():
-    source = Stratified(samples(11), groups=GROUPS, per_group=[3, 4, 1])
-    assert source.batch == 8
-    batches = first_batches(source, 12)
-    rows = np.stack([batch["i"] for batch in batches])
-    assert np.array_equal(GROUPS[rows], np.tile([0, 0, 0, 1, 1, 1, 1, 2], (12, 1)))
-    for group, quota in ((0, slice(0, 3)), (1, slice(3, 7)), (2, slice(7, 8))):
-        members = np.flatnonzero(np.equal(GROUPS, group))
-        stream = rows[:, quota].reshape(-1)
-        epochs = stream[: len(stream) // len(members) * len(members)].reshape(-1, len(members))
-        assert len(epochs) >= 4
+@pytest.mark.parametrize(
+    ("sizes", "quotas"),
+    [
+        ([2, 6, 3], [3, 4, 1]),
+        ([3, 4, 3, 9, 1], [2, 2, 2, 2, 2]),  # the sizes 3, 4 and 3 share one program
+        ([3, 2, 4, 4], [7, 1, 7, 7]),
+    ],
+)
+def test_every_batch_has_its_quotas_and_each_group_its_own_epochs(sizes, quotas):
+    groups = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    source = Stratified(samples(sum(sizes)), groups=groups, per_group=quotas)
+    assert source.batch == sum(quotas)
+    rows = indices(source, 0, 24).reshape(24, -1)
+    labels = np.repeat(np.arange(len(sizes)), quotas)
+    assert np.array_equal(groups[rows], np.tile(labels, (24, 1)))
+    for group, size in enumerate(sizes):
+        stream = rows[:, labels == group].reshape(-1)
+        epochs = stream[: len(stream) // size * size].reshape(-1, size)
+        assert len(epochs) >= 5
+        members = np.flatnonzero(groups == group)
         assert np.array_equal(np.sort(epochs), np.tile(members, (len(epochs), 1)))
 
 
@@ -516,7 +536,8 @@ def test_an_iterator_may_use_its_arrays_again():
 
 
 def test_a_thread_reads_ahead_and_ends_with_its_source():
-    before = threading.active_count()
+    before = set(threading.enumerate())
+    started = lambda: len(set(threading.enumerate()) - before)
     read = []
 
     def make(epoch):
@@ -533,12 +554,12 @@ def test_a_thread_reads_ahead_and_ends_with_its_source():
     source = Host(make, batch=3, buffer=4)
     state = source.refilled(source.init(0))
     assert until(lambda: len(read) == 4 + 4 + 1)  # at hand, ahead, and one waiting to be ahead
-    assert threading.active_count() == before + 1
+    assert started() == 1
     source.refilled(source.init(0))  # from another position: the first thread ends
-    assert until(lambda: threading.active_count() == before + 1)
+    assert until(lambda: started() == 1)
     del source, state
     gc.collect()
-    assert until(lambda: threading.active_count() == before)
+    assert until(lambda: started() == 0)
 
 
 def test_the_form_of_a_host_source_is_the_same_in_every_process():

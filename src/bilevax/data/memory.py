@@ -68,10 +68,11 @@ class Arrays(InMemory[ArraysState]):
 
     def init(self, key: Any) -> ArraysState:
         count = jax.tree.leaves(self.arrays)[0].shape[0]
-        return ArraysState(Shuffle.begin(as_key(key), count), jnp.zeros((), int))
+        return ArraysState(Shuffle.begin(as_key(key), count, count), jnp.zeros((), int))
 
     def draw(self, state: ArraysState) -> tuple[ArraysState, Tree]:
-        stream, indices = state.stream.take(self.batch)
+        count = state.stream.order.shape[0]
+        stream, indices = state.stream.take(self.batch, count, count)
         return ArraysState(stream, state.drawn + self.batch), self.rows(indices)
 
 

@@ -12,10 +12,11 @@ from bilevax.data.source import GENERATOR
 
 
 class Shuffle(eqx.Module):
-    """π₀ π₁ π₂ …, where epoch e's permutation πₑ is drawn with fold_in(key, e).
+    """π₀ π₁ π₂ …, where epoch e's permutation πₑ of 0, …, m−1 is drawn with fold_in(key, e).
 
-    The next number is πₑ(offset), with 0 ≤ offset < m. `order` is πₑ, so that a permutation is
-    computed once an epoch, not once a draw.
+    The next number is πₑ(offset), with 0 ≤ offset < m. `order` begins with πₑ, so that it is
+    computed once an epoch, not once a draw; it may be longer than m, and m may be traced, so that
+    streams of similar lengths can share one program.
     """
 
     key: Array
@@ -24,31 +25,35 @@ class Shuffle(eqx.Module):
     offset: Array
 
     @classmethod
-    def begin(cls, key: Array, size: int) -> Shuffle:
+    def begin(cls, key: Array, size: int | Array, capacity: int) -> Shuffle:
         data = jax.random.key_data(key)  # a typed key could not be stored
         zero = jnp.zeros((), jnp.int32)
-        return cls(data, permutation(data, zero, size), zero, zero)
+        return cls(data, permutation(data, zero, size, capacity), zero, zero)
 
-    def take(self, count: int) -> tuple[Shuffle, Array]:
-        """The next `count` numbers; they may reach into later epochs."""
-        size = self.order.shape[0]
-        later = -(-count // size)  # as many epochs can begin in this draw
+    def take(self, count: int, size: int | Array, least: int) -> tuple[Shuffle, Array]:
+        """The next `count` numbers, which may reach into later epochs, for a size ≥ `least`."""
+        capacity = self.order.shape[0]
+        later = -(-count // least)  # so many epochs can begin in this draw
         places = self.offset + jnp.arange(count, dtype=jnp.int32)
         end = self.offset + count
 
         def renewed() -> tuple[Array, Array]:
             epochs = self.epoch + 1 + jnp.arange(later, dtype=jnp.int32)
-            new = lax.map(lambda e: permutation(self.key, e, size), epochs)
+            new = lax.map(lambda e: permutation(self.key, e, size, capacity), epochs)
             orders = jnp.concatenate([self.order[None], new])
             return orders[end // size], orders[places // size, places % size]
 
         def same() -> tuple[Array, Array]:
             return self.order, self.order[places]
 
-        order, numbers = renewed() if count >= size else lax.cond(end >= size, renewed, same)
+        order, numbers = renewed() if count >= capacity else lax.cond(end >= size, renewed, same)
         return Shuffle(self.key, order, self.epoch + end // size, end % size), numbers
 
 
-def permutation(key: Array, epoch: Array, size: int) -> Array:
+def permutation(key: Array, epoch: Array, size: int | Array, capacity: int) -> Array:
+    """0, …, size−1 in random order, and behind them the other numbers below `capacity`."""
     typed = jax.random.fold_in(jax.random.wrap_key_data(key, impl=GENERATOR), epoch)
-    return jax.random.permutation(typed, jnp.arange(size, dtype=jnp.int32))
+    numbers = jnp.arange(capacity, dtype=jnp.int32)
+    # Two equal ones among these stay in order: a bias of 2⁻³² for a pair of samples.
+    ranks = jax.random.bits(typed, (capacity,), jnp.uint32)
+    return lax.sort((numbers >= size, ranks, numbers), num_keys=2)[2]
