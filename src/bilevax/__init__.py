@@ -19,19 +19,24 @@ from bilevax.solution import History, Solution, SolveError, Status
 from bilevax.solve import solve
 from bilevax.solvers import (
     FOP,
+    SAPD,
     SMO,
     Adaptive,
     ExtraGradient,
     OptFOM,
     PenaltyMethod,
+    Plain,
     ProximalPoint,
+    Recursive,
     Solver,
+    StochasticProximalPoint,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "FOP",
+    "SAPD",
     "SMO",
     "Adaptive",
     "BilevelProblem",
@@ -45,13 +50,16 @@ __all__ = [
     "Multipliers",
     "OptFOM",
     "PenaltyMethod",
+    "Plain",
     "Point",
     "ProximalPoint",
+    "Recursive",
     "Solution",
     "SolveError",
     "Solver",
     "StationarityCertificate",
     "Status",
+    "StochasticProximalPoint",
     "certify",
     "data",
     "problems",

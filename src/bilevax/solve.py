@@ -27,9 +27,16 @@ from bilevax.lift import Lift, first_lift, watched
 from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
 from bilevax.problems.lagrangian import bilevel_point, constrained_point, lagrangian
 from bilevax.problems.reformulate import penalty_blocks, penalty_point
+from bilevax.problems.stochastic import is_stochastic, reference
 from bilevax.problems.validate import require_precision, validate
 from bilevax.solution import History, Solution, SolveError, Status
-from bilevax.solvers import Adaptive, PenaltyMethod, ProximalPoint, Solver
+from bilevax.solvers import (
+    Adaptive,
+    PenaltyMethod,
+    ProximalPoint,
+    Solver,
+    StochasticProximalPoint,
+)
 
 # The certificate is looked at when the gradients have grown by this factor since the last look: a
 # schedule that depends on the iterates' count alone, so that no run depends on the clock.
@@ -67,6 +74,9 @@ def _output(solver: Solver, problem: Any, state: Any) -> Point:
 
 def default_solver(problem: Any) -> Solver:
     """The solver that `solve` uses when none is named."""
+    if is_stochastic(problem):
+        minimax = isinstance(problem, MinimaxProblem)
+        return StochasticProximalPoint() if minimax else PenaltyMethod()
     return ProximalPoint() if isinstance(problem, MinimaxProblem) else Adaptive()
 
 
@@ -113,7 +123,7 @@ def solve(
         A `Solution`. Its point is the one of least ε seen; its status says how it ended. Ctrl-C
         ends the run with the status "interrupted" and returns it too.
     """
-    start = validate(problem, start)
+    start = validate(reference(problem), start)
     non_negative(relative_tolerance, "relative_tolerance")
     relative = float(relative_tolerance)
     if relative and tolerance == 0:
@@ -124,6 +134,7 @@ def solve(
     if solver is not None and not isinstance(solver, Solver):
         raise TypeError(f"solver must be one of bilevax's, such as PenaltyMethod(), not {solver!r}")
     solver = solver or default_solver(problem)
+    _check_samples(problem, solver)
     run = _Run(problem, solver, start, float(tolerance), relative)
     same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
     if resume is not None and not (same_file and not Path(str(resume)).exists()):
@@ -148,6 +159,7 @@ class _Run:
         self, stated: Any, solver: Any, start: Point, tolerance: float, relative: float = 0.0
     ):
         self.stated, self.unprepared, self.start = stated, solver, start
+        self.whole = reference(stated)  # what is judged: all samples
         self.tolerance, self.relative = tolerance, relative
         self.fell_back_at: int | None = None
         self.lift: Lift | None = None
@@ -155,7 +167,7 @@ class _Run:
             self.lift = first_lift(stated, start)
         begin = self._build()
         begun = time.perf_counter()
-        self.state = _init(self.solver, self.problem, begin)
+        self.state = self._refilled(_init(self.solver, self.problem, begin))
         # Zero steps: what this takes is compilation.
         zero = jnp.asarray(0)
         jax.block_until_ready(_advance(self.solver, self.problem, self.state, zero))
@@ -181,12 +193,19 @@ class _Run:
             target = self.tolerance if solver.target is None else solver.target
             solver = dataclasses.replace(solver, target=target, relative=self.relative)
         elif self.relative:
-            tolerance += self.relative * _slope(self.problem, start)
+            tolerance += self.relative * _slope(reference(self.problem), start)
         self.solver = solver.prepare(self.problem, start, tolerance)
         return start
 
     def _judged(self, point: Point) -> Certificate:
-        return judge(self.stated, point, sizes=self.relative > 0)
+        return judge(self.whole, point, sizes=self.relative > 0)
+
+    def _refilled(self, state: Any) -> Any:
+        """With samples from the host for the steps to come, if the data are there."""
+        stream = self.solver.stream(state)
+        if stream is None:
+            return state
+        return self.solver.with_stream(state, self.problem.data.refilled(stream))
 
     def _holds(self, certificate: Certificate) -> bool:
         return certificate.certified(self.tolerance, self.relative)
@@ -339,7 +358,7 @@ class _Run:
             taken = time.perf_counter() - begun
             if not finite:
                 return done, False
-            self.state = state
+            self.state = self._refilled(state)
             if self.gradients > before and self.gradients - before >= self.piece // 2:
                 grow = np.clip(PIECE_SECONDS / max(taken, 1e-6), 0.25, 4.0)
                 self.piece = int(np.clip(self.piece * grow, 8, 1 << 30))
@@ -474,7 +493,7 @@ class _Run:
         limit = min(self.next_check, most, self.gradients + self.piece)
         output = lambda state: self._stated_point(self.solver.output(self.problem, state))
         where, self.state = where_not_finite(
-            self.stated, output, self._advanced, self.state, self.gradients, limit
+            self.whole, output, self._advanced, self.state, self.gradients, limit
         )
         return Status("not finite", f"Not finite: {where}. {self._so_far()}")
 
@@ -540,6 +559,22 @@ class _Progress:
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
+
+
+def _check_samples(problem: Any, solver: Solver) -> None:
+    """Refuse minibatches where they are not understood."""
+    if not is_stochastic(problem):
+        return
+    if isinstance(problem, ConstrainedBilevelProblem):
+        raise TypeError(
+            "data: a ConstrainedBilevelProblem takes all data at once; write its lower level as a "
+            "BilevelProblem with its multipliers as y2, or give it data=source.everything()"
+        )
+    if not solver.takes_samples:
+        raise TypeError(
+            f"solver: {type(solver).__name__} takes all data at once, not minibatches; use "
+            "bilevax.PenaltyMethod(), or data=source.everything()"
+        )
 
 
 def _check_limits(max_gradients: Any, max_seconds: Any, callback: Any, checkpoint: Any) -> None:

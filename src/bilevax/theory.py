@@ -6,11 +6,9 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
-
 from bilevax import trees
 from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
-from bilevax.problems.constants import lower_smoothness_of, upper_smoothness_of
+from bilevax.problems.constants import lower_smoothness_of, range_of, upper_smoothness_of
 from bilevax.problems.lagrangian import bilevel_point, lagrangian
 from bilevax.problems.reformulate import penalty, penalty_blocks
 from bilevax.problems.validate import require_bounded, require_precision, validate
@@ -135,7 +133,7 @@ def _bounds(
 def _predict_minimax(problem: MinimaxProblem, start: Point, prepared: Any) -> Prediction:
     L = float(prepared.smoothness)
     Dp, Dq = float(problem.x.diameter(start.x)), float(problem.y.diameter(start.y))
-    low, high = _range(problem.smooth, (start.x, start.y), L, math.hypot(Dp, Dq))
+    low, high = range_of(problem.smooth, (start.x, start.y), L, math.hypot(Dp, Dq))
     high += float(problem.x.supremum(start.x))
     low -= float(problem.y.supremum(start.y))
     constants = {"smoothness": L, "x_diameter": Dp, "y_diameter": Dq}
@@ -150,13 +148,13 @@ def _predict_bilevel(problem: BilevelProblem, start: Point, prepared: Any) -> Pr
     everything = math.hypot(D1, D2)
     # max f(x⁰, ·) − f_low; on top comes ρ times the start's gap, which is 1 in the paper.
     Lf, upper = upper_smoothness_of(problem, start), (start.x1, start.x2, start.y1, start.y2)
-    f_low, f_high = _range(problem.smooth_upper, upper, Lf, everything)
+    f_low, f_high = range_of(problem.smooth_upper, upper, Lf, everything)
     f_high += float(problem.x1.supremum(start.x1))
     f_low -= 0.0 if problem.x2 is None else float(problem.x2.supremum(start.x2))
     f_low = f_low if problem.f_low is None else float(problem.f_low)
     # H_low is over z1 and z2 too, where the penalty can be far below f_low (the paper's C has f_low
     # there; it stands inside a logarithm).
-    H_low, _ = _range(penalised.smooth, (x, y), float(prepared.smoothness), everything)
+    H_low, _ = range_of(penalised.smooth, (x, y), float(prepared.smoothness), everything)
     H_low -= float(penalised.y.supremum(y))
     top = f_high + rho * gap
     constants = {
@@ -170,10 +168,3 @@ def _predict_bilevel(problem: BilevelProblem, start: Point, prepared: Any) -> Pr
         "f_low": f_low,
     }
     return Prediction(constants, _bounds(prepared.outer, D1, D2, top - f_low, top - H_low))
-
-
-def _range(function: Any, point: tuple, smoothness: float, diameter: float) -> tuple[float, float]:
-    """Bounds on a smooth function within a diameter of a point, from its value and slope there."""
-    value, slope = jax.value_and_grad(lambda p: function(*p))(point)
-    reach = float(trees.norm(slope)) * diameter + smoothness * diameter**2 / 2
-    return float(value) - reach, float(value) + reach

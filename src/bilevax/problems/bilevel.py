@@ -9,7 +9,13 @@ import equinox as eqx
 import jax
 from jaxtyping import Array
 
-from bilevax.problems.minimax import finite_or_none, positive_or_none, require_callable
+from bilevax.data import LevelBatch, Levels
+from bilevax.problems.minimax import (
+    finite_or_none,
+    non_negative_or_none,
+    positive_or_none,
+    require_callable,
+)
 from bilevax.problems.point import as_arrays
 from bilevax.terms import Term, as_term
 from bilevax.trees import Tree
@@ -19,6 +25,22 @@ if TYPE_CHECKING:
 
 UPPER = ("x1", "x2", "y1", "y2")
 LOWER = ("x1", "y1", "y2")
+
+
+class OfLevel(eqx.Module):
+    """A function of one level, given the minibatches of both."""
+
+    function: Callable[..., Array]
+    level: str = eqx.field(static=True)
+
+    def __call__(self, *arguments: Any) -> Array:
+        *blocks, data = arguments
+        return self.function(*blocks, getattr(data, self.level))
+
+
+def of_level(function: Callable[..., Array], level: str, data: Any) -> Callable[..., Array]:
+    apart = isinstance(data, Levels | LevelBatch) and not isinstance(function, OfLevel)
+    return OfLevel(function, level) if apart else function
 
 
 class BilevelProblem(eqx.Module):
@@ -33,6 +55,10 @@ class BilevelProblem(eqx.Module):
     `upper_smoothness` and `lower_smoothness` are the Lipschitz constants of the two gradients, and
     `f_low` is a number that f never falls below. All three are estimated where they are needed, if
     not given.
+
+    `data` may be a source of minibatches (`bilevax.data`): then the functions get a minibatch, f1
+    and f~1 are their means over it, and `upper_deviation` and `lower_deviation` are δ with
+    E‖∇(minibatch) − ∇‖² ≤ δ². With `data.Levels`, each function gets a minibatch of its own level.
     """
 
     upper: Callable[..., Array]
@@ -45,6 +71,8 @@ class BilevelProblem(eqx.Module):
     upper_smoothness: Array | None = None
     lower_smoothness: Array | None = None
     f_low: Any = None
+    upper_deviation: Any = None
+    lower_deviation: Any = None
 
     def __init__(
         self,
@@ -59,9 +87,11 @@ class BilevelProblem(eqx.Module):
         upper_smoothness: Any = None,
         lower_smoothness: Any = None,
         f_low: Any = None,
+        upper_deviation: Any = None,
+        lower_deviation: Any = None,
     ):
-        self.upper = require_callable(upper, "upper")
-        self.lower = require_callable(lower, "lower")
+        self.upper = of_level(require_callable(upper, "upper"), "upper", data)
+        self.lower = of_level(require_callable(lower, "lower"), "lower", data)
         self.x1 = as_term(x1, "x1")
         self.y1 = as_term(y1, "y1")
         self.x2 = None if x2 is None else as_term(x2, "x2")
@@ -70,6 +100,8 @@ class BilevelProblem(eqx.Module):
         self.upper_smoothness = positive_or_none(upper_smoothness, "upper_smoothness")
         self.lower_smoothness = positive_or_none(lower_smoothness, "lower_smoothness")
         self.f_low = finite_or_none(f_low, "f_low")
+        self.upper_deviation = non_negative_or_none(upper_deviation, "upper_deviation")
+        self.lower_deviation = non_negative_or_none(lower_deviation, "lower_deviation")
 
     def smooth_upper(self, x1: Tree, x2: Tree, y1: Tree, y2: Tree) -> Array:
         """f1(x1, x2, y1, y2)"""

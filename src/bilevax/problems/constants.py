@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -126,6 +127,15 @@ def lower_smoothness_of(problem: BilevelProblem, start: Point) -> float:
     term = PerLeaf((problem.x1, problem.y1, problem.y2))
     blocks = (start.x1, start.y1, start.y2)
     return estimate_smoothness(problem.lower, term, blocks, problem.data, "lower")
+
+
+def range_of(
+    function: Any, point: tuple, smoothness: float, diameter: float
+) -> tuple[float, float]:
+    """Bounds on a smooth function within a diameter of a point, from its value and slope there."""
+    value, slope = jax.value_and_grad(lambda p: function(*p))(point)
+    reach = float(trees.norm(slope)) * diameter + smoothness * diameter**2 / 2
+    return float(value) - reach, float(value) + reach
 
 
 def constraint_values(problem: ConstrainedBilevelProblem) -> Callable[[Tree], Tree]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from bilevax.arguments import finite, one_number, positive, tracing
+from bilevax.arguments import finite, non_negative, one_number, positive, tracing
 from bilevax.problems.point import as_arrays
 from bilevax.terms import Term, as_term
 from bilevax.trees import Tree
@@ -80,6 +80,14 @@ def finite_or_none(value: Any, name: str) -> Any:
         return value
     one_number(value, name)
     finite(value, name)
+    return np.asarray(value, float)
+
+
+def non_negative_or_none(value: Any, name: str) -> Any:
+    """A given constant that may be zero, as an argument of compiled programs."""
+    if value is None or tracing(value):
+        return value
+    non_negative(value, name)
     return np.asarray(value, float)
 
 

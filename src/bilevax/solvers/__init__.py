@@ -2,20 +2,28 @@
 
 from bilevax.solvers.adaptive import Adaptive
 from bilevax.solvers.base import Solver
+from bilevax.solvers.estimators import Estimator, Plain, Recursive
 from bilevax.solvers.extragradient import ExtraGradient
 from bilevax.solvers.fop import FOP
 from bilevax.solvers.optfom import OptFOM
 from bilevax.solvers.penalty import PenaltyMethod
 from bilevax.solvers.proximal_point import ProximalPoint
+from bilevax.solvers.sapd import SAPD
 from bilevax.solvers.smo import SMO
+from bilevax.solvers.stochastic_proximal_point import StochasticProximalPoint
 
 __all__ = [
     "FOP",
+    "SAPD",
     "SMO",
     "Adaptive",
+    "Estimator",
     "ExtraGradient",
     "OptFOM",
     "PenaltyMethod",
+    "Plain",
     "ProximalPoint",
+    "Recursive",
     "Solver",
+    "StochasticProximalPoint",
 ]

@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from bilevax.arguments import positive
 from bilevax.problems import Point
+from bilevax.problems.stochastic import ready
 
 State = TypeVar("State")
 
@@ -25,12 +26,15 @@ class Solver(eqx.Module, Generic[State]):
     A solver of bilevel problems gets a constrained one as its Lagrangian, unless it
     `takes_constraints` as they are. When the bounds of its multipliers grow the solver begins anew
     from where it is, with constants for the new bounds, unless it `keeps_state`. A method that goes
-    by stages, between which ε rises, says `in_stages`, and is then not taken for stalled.
+    by stages, between which ε rises, says `in_stages`, and is then not taken for stalled. One that
+    `takes_samples` solves problems whose data is a source of minibatches too; where that source is
+    in its samples is the `stream` in its state.
     """
 
     takes_constraints: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = False
     in_stages: ClassVar[bool] = False
+    takes_samples: ClassVar[bool] = False
 
     @abc.abstractmethod
     def prepare(self, problem: Any, start: Point, tolerance: float) -> Solver:
@@ -60,12 +64,22 @@ class Solver(eqx.Module, Generic[State]):
     def gradients_per_step(self) -> int:
         """The most gradients that one indivisible step takes."""
 
+    def stream(self, state: State) -> Any:
+        """Where the data source is in its samples; None if there is none."""
+        return None
+
+    def with_stream(self, state: State, stream: Any) -> State:
+        return state
+
     def advance(self, problem: Any, state: State, limit: Array) -> State:
-        """Step until done, or until another step would need more than `limit` gradients."""
+        """Step until done, or until another step would need more than `limit` gradients.
+
+        Or until a data source on the host has to be asked for more.
+        """
 
         def going(s: Any) -> Array:
             room = s.gradients + self.gradients_per_step <= limit
-            return room & ~self.done(problem, s)
+            return room & ready(problem, self.stream(s)) & ~self.done(problem, s)
 
         return lax.while_loop(going, lambda s: self.step(problem, s, limit), state)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -14,12 +14,20 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import positive
 from bilevax.problems import BilevelProblem, MinimaxProblem, Point
-from bilevax.problems.constants import lower_smoothness_of, upper_smoothness_of
+from bilevax.problems.constants import lower_smoothness_of, range_of, upper_smoothness_of
 from bilevax.problems.reformulate import lower_level, penalty, penalty_blocks, penalty_point
+from bilevax.problems.stochastic import (
+    is_stochastic,
+    lower_deviation_of,
+    reference,
+    upper_deviation_of,
+    whole,
+)
 from bilevax.problems.validate import require, require_bounded, require_gap_bound
 from bilevax.solvers.base import Solver, check_part, check_positive
 from bilevax.solvers.extragradient import ExtraGradient
 from bilevax.solvers.proximal_point import ProximalPoint
+from bilevax.solvers.stochastic_proximal_point import StochasticProximalPoint
 from bilevax.trees import Tree
 
 
@@ -78,11 +86,11 @@ class PenaltyState(eqx.Module):
 
     @property
     def gradients(self) -> Array:
-        return self.starter.gradients + self.outer.gradients
+        return self.outer.gradients + (0 if self.starter is None else self.starter.gradients)
 
 
 class PenaltyMethod(Solver[PenaltyState]):
-    """Algorithm `alg:first-order-new` of the paper, deterministic.
+    """Algorithm `alg:first-order-new` of the paper, deterministic or stochastic.
 
     With ε = `epsilon` (the tolerance of `solve` if unset) it takes ρ = 1/ε, L_P = L_f + 2ρ·L_f~,
     inner accuracy ε̂ = min(ε^1.5, ε/2), proximal weights 2·L_P and ε/(2·D₂), and starts from a
@@ -91,7 +99,14 @@ class PenaltyMethod(Solver[PenaltyState]):
     `diameter` (D₂), `start_gap`; a value given to `outer` or `starter` itself goes before these.
     The theorem promises an O(ε)-KKT point; what it reaches is measured by the certificate. x1 may
     be unbounded, which the theorem does not cover.
+
+    On a problem whose data is a source of minibatches it is the stochastic algorithm: `outer` is
+    then a `StochasticProximalPoint`, with δ_P² = 3δ_f² + 6ρ²δ_f~² and K from the proof of
+    `thm:minmax_stoch`. The start's (y1, y2) is sought on all samples if these are in memory, and
+    stays as given if not, or with `starter=None`.
     """
+
+    takes_samples: ClassVar[bool] = True
 
     epsilon: Any = None
     rho: Any = None
@@ -99,22 +114,45 @@ class PenaltyMethod(Solver[PenaltyState]):
     inner_tolerance: Any = None
     diameter: Any = None
     start_gap: Any = None
-    starter: ExtraGradient = eqx.field(default_factory=ExtraGradient)
-    outer: ProximalPoint = eqx.field(default_factory=ProximalPoint)
+    starter: ExtraGradient | None = eqx.field(default_factory=ExtraGradient)
+    outer: ProximalPoint | StochasticProximalPoint | None = None
 
     def __check_init__(self):
         check_positive(
             self, *("epsilon", "rho", "smoothness", "inner_tolerance", "diameter", "start_gap")
         )
-        check_part(self, "starter", ExtraGradient)
-        check_part(self, "outer", ProximalPoint)
+        if self.starter is not None:
+            check_part(self, "starter", ExtraGradient)
+        if self.outer is not None and not isinstance(self.outer, StochasticProximalPoint):
+            check_part(self, "outer", ProximalPoint)
 
     @property
     def gradients_per_step(self) -> int:
-        return max(self.starter.gradients_per_step, self.outer.gradients_per_step)
+        parts = (self.starter, self.outer)
+        return max(part.gradients_per_step for part in parts if part is not None)
 
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> PenaltyMethod:
         require(problem, BilevelProblem, "PenaltyMethod")
+        method, sampled = self._for(problem), problem
+        return method._prepared(reference(problem), sampled, start, tolerance)
+
+    def _for(self, problem: BilevelProblem) -> PenaltyMethod:
+        """With the outer method that the data ask for, and a starter where there can be."""
+        kind = StochasticProximalPoint if is_stochastic(problem) else ProximalPoint
+        outer = kind() if self.outer is None else self.outer
+        if not isinstance(outer, kind):
+            what = "minibatches" if is_stochastic(problem) else "all data at once"
+            raise TypeError(
+                f"PenaltyMethod: with {what} outer must be a {kind.__name__}, not {outer!r}"
+            )
+        starter = self.starter if whole(problem) is not None else None
+        return dataclasses.replace(self, outer=outer, starter=starter)
+
+    def _prepared(
+        self, problem: BilevelProblem, sampled: BilevelProblem, start: Point, tolerance: float
+    ) -> PenaltyMethod:
+        """`problem` has all samples, or one minibatch, in the place of the source of `sampled`."""
+        assert self.outer is not None
         if self.diameter is None and self.outer.y_diameter is None:
             for name in ("x2", "y1", "y2"):
                 term, block = getattr(problem, name), getattr(start, name)
@@ -133,17 +171,22 @@ class PenaltyMethod(Solver[PenaltyState]):
         )
         dtype = trees.dtype_of(dataclasses.replace(start, rho=None))
         epsilon = constants.epsilon
-        outer = self.outer.completed(
-            constants.smoothness, constants.diameter, epsilon, constants.inner_tolerance, dtype
-        )
-        own = self.starter
+        if isinstance(self.outer, ProximalPoint):
+            outer = self.outer.completed(
+                constants.smoothness, constants.diameter, epsilon, constants.inner_tolerance, dtype
+            )
+        else:
+            outer = self._stochastic(problem, sampled, start, constants, dtype)
+        own, starter = self.starter, None
         start_gap = epsilon if self.start_gap is None else self.start_gap
-        starter = dataclasses.replace(
-            own,
-            stop="gap",
-            smoothness=jnp.asarray(lower if own.smoothness is None else own.smoothness, dtype),
-            tolerance=jnp.asarray(start_gap if own.tolerance is None else own.tolerance, dtype),
-        )
+        if own is not None:
+            start_gap = start_gap if own.tolerance is None else own.tolerance
+            starter = dataclasses.replace(
+                own,
+                stop="gap",
+                smoothness=jnp.asarray(lower if own.smoothness is None else own.smoothness, dtype),
+                tolerance=jnp.asarray(start_gap, dtype),
+            )
         return dataclasses.replace(
             self,
             epsilon=jnp.asarray(epsilon, dtype),
@@ -151,9 +194,52 @@ class PenaltyMethod(Solver[PenaltyState]):
             smoothness=outer.smoothness,
             inner_tolerance=outer.inner_tolerance,
             diameter=outer.y_diameter,
-            start_gap=starter.tolerance,
+            start_gap=jnp.asarray(start_gap, dtype),
             starter=starter,
             outer=outer,
+        )
+
+    def _stochastic(
+        self,
+        problem: BilevelProblem,
+        sampled: BilevelProblem,
+        start: Point,
+        constants: PenaltyConstants,
+        dtype: Any,
+    ) -> StochasticProximalPoint:
+        """The outer method with its constants, K of the proof of `thm:minmax_stoch` among them."""
+        own = self.outer
+        assert isinstance(own, StochasticProximalPoint)
+        deviation, rho = own.deviation, constants.rho
+        if deviation is None and own.inner.given:
+            deviation = 0.0  # which nothing asks for
+        if deviation is None:
+            upper, lower = upper_deviation_of(sampled, start), lower_deviation_of(sampled, start)
+            deviation = math.sqrt(3 * upper**2 + 6 * rho**2 * lower**2)
+        x, _ = penalty_blocks(start)
+        x_diameter = float(penalty(problem, rho).x.diameter(x))
+
+        def descent() -> float:
+            """max f(x⁰, ·) + 1 − f_low."""
+            L = upper_smoothness_of(problem, start)
+            blocks = (start.x1, start.x2, start.y1, start.y2)
+            low, high = range_of(
+                problem.smooth_upper, blocks, L, math.hypot(x_diameter, constants.diameter)
+            )
+            high += float(problem.x1.supremum(start.x1))
+            low -= 0.0 if problem.x2 is None else float(problem.x2.supremum(start.x2))
+            low = low if problem.f_low is None else float(problem.f_low)
+            return high + 1 - low
+
+        return own.completed(
+            dtype,
+            smoothness=constants.smoothness,
+            deviation=float(deviation),
+            tolerance=constants.epsilon,
+            inner_tolerance=constants.inner_tolerance,
+            x_diameter=x_diameter,
+            y_diameter=constants.diameter,
+            descent=descent,
         )
 
     def _penalised(self, problem: BilevelProblem) -> MinimaxProblem:
@@ -161,44 +247,55 @@ class PenaltyMethod(Solver[PenaltyState]):
 
     def init(self, problem: BilevelProblem, start: Point) -> PenaltyState:
         x, y = penalty_blocks(start)
+        starter = None
+        if self.starter is not None:
+            saddle = lower_level(whole(problem), start.x1)
+            starter = self.starter.init(saddle, Point(x=start.y1, y=start.y2))
         return PenaltyState(
-            starting=jnp.asarray(True),
+            starting=jnp.asarray(starter is not None),
             start_x1=start.x1,
-            starter=self.starter.init(
-                lower_level(problem, start.x1), Point(x=start.y1, y=start.y2)
-            ),
+            starter=starter,
             outer=self.outer.init(self._penalised(problem), Point(x=x, y=y)),
         )
 
     def step(self, problem: BilevelProblem, state: PenaltyState, limit: Array) -> PenaltyState:
         penalised = self._penalised(problem)
 
+        def go() -> PenaltyState:
+            left = limit - state.gradients + state.outer.gradients
+            return dataclasses.replace(state, outer=self.outer.step(penalised, state.outer, left))
+
+        if self.starter is None:
+            return go()
+        method, saddle = self.starter, lower_level(whole(problem), state.start_x1)
+
         def start() -> PenaltyState:
-            saddle = lower_level(problem, state.start_x1)
-            starter = self.starter.advance(saddle, state.starter, limit)
+            starter = method.advance(saddle, state.starter, limit)
 
             def begin() -> PenaltyState:
-                found = self.starter.output(saddle, starter)
+                found = method.output(saddle, starter)
                 (x1, _, _), (x2, _, _) = state.outer.x, state.outer.y
                 point = Point(x=(x1, found.x, found.y), y=(x2, found.x, found.y))
                 outer = self.outer.init(penalised, point)
                 return PenaltyState(jnp.asarray(False), state.start_x1, starter, outer)
 
             stay = dataclasses.replace(state, starter=starter)
-            return lax.cond(self.starter.done(saddle, starter), begin, lambda: stay)
-
-        def go() -> PenaltyState:
-            left = limit - state.starter.gradients
-            return dataclasses.replace(state, outer=self.outer.step(penalised, state.outer, left))
+            return lax.cond(method.done(saddle, starter), begin, lambda: stay)
 
         return lax.cond(state.starting, start, go)
 
+    def stream(self, state: PenaltyState) -> Any:
+        return None if self.outer is None else self.outer.stream(state.outer)
+
+    def with_stream(self, state: PenaltyState, stream: Any) -> PenaltyState:
+        return dataclasses.replace(state, outer=self.outer.with_stream(state.outer, stream))
+
     def done(self, problem: BilevelProblem, state: PenaltyState) -> Array:
-        return ~state.starting & state.outer.finished
+        return ~state.starting & self.outer.done(self._penalised(problem), state.outer)
 
     def output(self, problem: BilevelProblem, state: PenaltyState) -> Point:
-        point = penalty_point(state.outer.x, state.outer.y)
-        return dataclasses.replace(point, rho=self.rho)
+        found = self.outer.output(self._penalised(problem), state.outer)
+        return dataclasses.replace(penalty_point(found.x, found.y), rho=self.rho)
 
 
 def _response_diameter(problem: BilevelProblem, start: Point) -> float:

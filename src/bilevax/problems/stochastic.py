@@ -1,0 +1,137 @@
+"""A problem whose data is a source of minibatches: its samples, its whole, and their deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.data import Source
+from bilevax.problems.bilevel import BilevelProblem
+from bilevax.problems.constants import sample_domain
+from bilevax.problems.minimax import MinimaxProblem
+from bilevax.problems.point import Point
+from bilevax.terms import PerLeaf, Term
+from bilevax.trees import Tree
+
+# Minibatches, and points besides the start, at which a deviation is measured.
+BATCHES, POINTS = 32, 3
+
+Problem = TypeVar("Problem", bound=Any)
+
+
+def is_stochastic(problem: Any) -> bool:
+    return isinstance(getattr(problem, "data", None), Source)
+
+
+def on(problem: Problem, batch: Tree) -> Problem:
+    """The same problem with this minibatch, or with all samples, as its data."""
+    return eqx.tree_at(lambda p: p.data, problem, batch, is_leaf=lambda x: x is None)
+
+
+def first_stream(problem: Any, key: Any) -> Any:
+    """Where a problem's source begins for a key; None without a source."""
+    if not is_stochastic(problem):
+        return None
+    return problem.data.init(jax.random.key(key))
+
+
+def drawn(problem: Problem, stream: Any) -> tuple[Any, Problem]:
+    """The next sample: where the source is then, and the problem with that minibatch."""
+    if not is_stochastic(problem):
+        return stream, problem
+    stream, batch = problem.data.draw(stream)
+    return stream, on(problem, batch)
+
+
+def ready(problem: Any, stream: Any) -> Array:
+    """Whether there are samples for the next step without asking the host."""
+    return jnp.asarray(True) if stream is None else problem.data.ready(stream)
+
+
+def whole(problem: Problem) -> Problem | None:
+    """The problem with all samples as its data; None if these are not in memory."""
+    if not is_stochastic(problem):
+        return problem
+    everything = problem.data.everything()
+    return None if everything is None else on(problem, everything)
+
+
+def reference(problem: Problem) -> Problem:
+    """The problem to measure constants on: all samples, or a first minibatch if need be."""
+    known = whole(problem)
+    if known is not None:
+        return known
+    source = problem.data
+    stream = source.refilled(source.init(jax.random.key(0)))
+    return on(problem, source.draw(stream)[1])
+
+
+def deviation_of(problem: MinimaxProblem, start: Point) -> float:
+    """δ with E‖∇h(x, y; ω) − ∇h(x, y)‖² ≤ δ², estimated; zero without a source."""
+    term = PerLeaf((problem.x, problem.y))
+    return _deviation(problem, lambda p: p.gradient, term, (start.x, start.y))
+
+
+def upper_deviation_of(problem: BilevelProblem, start: Point) -> float:
+    """δ_f: as given, or estimated."""
+    if problem.upper_deviation is not None:
+        return float(problem.upper_deviation)
+    term = PerLeaf((problem.x1, problem.x2, problem.y1, problem.y2))
+    blocks = (start.x1, start.x2, start.y1, start.y2)
+    return _deviation(problem, lambda p: p.upper_gradient, term, blocks)
+
+
+def lower_deviation_of(problem: BilevelProblem, start: Point) -> float:
+    """δ_f~: as given, or estimated."""
+    if problem.lower_deviation is not None:
+        return float(problem.lower_deviation)
+    term = PerLeaf((problem.x1, problem.y1, problem.y2))
+    blocks = (start.x1, start.y1, start.y2)
+    return _deviation(problem, lambda p: p.lower_gradient, term, blocks)
+
+
+def _deviation(
+    problem: Any, gradient: Callable[[Any], Callable], term: Term, start: tuple
+) -> float:
+    """The largest deviation at the start and at sampled points: an estimate, as the smoothness."""
+    if not is_stochastic(problem):
+        return 0.0
+    keys = jax.random.split(jax.random.key(1), POINTS)
+    points = [start, *(sample_domain(term, start, k) for k in keys)]
+    squares = [float(_variance(problem, gradient, p)) for p in points]
+    if not np.all(np.isfinite(squares)):
+        raise ValueError(
+            "the deviation of the gradients could not be estimated: they are not finite everywhere "
+            "in the domain. Give it, or shrink the domain"
+        )
+    return max(squares) ** 0.5
+
+
+def _variance(problem: Any, gradient: Callable[[Any], Callable], point: tuple) -> Array:
+    """Σ‖gᵢ − ḡ‖²/(m − 1) over m minibatches, which estimates E‖g − ∇h‖² without bias."""
+    source = problem.data
+    stream = source.refilled(source.init(jax.random.key(0)))
+    mean, spread, count = None, 0.0, 0
+    while count < BATCHES and bool(source.ready(stream)):
+        stream, g = _sampled(problem, gradient, point, stream)
+        count += 1
+        if mean is None:
+            mean = g
+            continue
+        off = trees.subtract(g, mean)  # Welford's recursion
+        mean = trees.axpy(1 / count, off, mean)
+        spread = spread + trees.square(off) * (1 - 1 / count)
+    return jnp.asarray(spread) / max(count - 1, 1)
+
+
+@eqx.filter_jit
+def _sampled(problem: Any, gradient: Callable[[Any], Callable], point: tuple, stream: Any) -> Any:
+    stream, at = drawn(problem, stream)
+    return stream, gradient(at)(*point)

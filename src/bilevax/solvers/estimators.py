@@ -1,0 +1,96 @@
+"""How a stochastic method estimates a gradient from its samples: each alone, or recursively."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.arguments import tracing
+from bilevax.trees import Tree
+
+
+class Estimator(eqx.Module):
+    """From a gradient that one sample gives to an estimate, with what it remembers between."""
+
+    @property
+    @abc.abstractmethod
+    def evaluations(self) -> int:
+        """Gradients of one sample that an estimate takes."""
+
+    @abc.abstractmethod
+    def init(self, point: Tree, gradient: Tree) -> Any:
+        """The memory before the first estimate; the arguments are there for their shapes."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, gradient: Callable[[Tree], Tree], point: Tree, memory: Any
+    ) -> tuple[Tree, Any]:
+        """The estimate at a point from one sample's gradient function, and the new memory."""
+
+
+class Plain(Estimator):
+    """g(w; ξ): the gradient of the sample."""
+
+    @property
+    def evaluations(self) -> int:
+        return 1
+
+    def init(self, point: Tree, gradient: Tree) -> None:
+        return None
+
+    def __call__(
+        self, gradient: Callable[[Tree], Tree], point: Tree, memory: None
+    ) -> tuple[Tree, None]:
+        return gradient(point), None
+
+
+class RecursiveMemory(eqx.Module):
+    point: Tree
+    estimate: Tree
+    begun: Array
+
+
+class Recursive(Estimator):
+    """Recursive momentum (STORM, Cutkosky & Orabona 2019): what the last estimate knew, kept.
+
+    d_k = g(w_k; ξ_k) + (1 − a)·(d_{k−1} − g(w_{k−1}; ξ_k)), both gradients of the same sample. Its
+    error e_k = d_k − ∇h(w_k) is (1 − a)·e_{k−1} plus fresh noise, that of a·g at one point and of
+    the *change* of g between the two: small steps make it small, where that of `Plain` stays.
+    With a = 1 it is `Plain`, with a = 0 the recursion of SPIDER and SARAH.
+    """
+
+    momentum: Any = 0.1
+
+    def __check_init__(self):
+        a = self.momentum
+        if not tracing(a) and not (jnp.ndim(a) == 0 and 0 <= float(a) <= 1):
+            raise ValueError(f"Recursive: momentum must be a number from 0 to 1, not {a!r}")
+
+    @property
+    def evaluations(self) -> int:
+        return 2
+
+    def init(self, point: Tree, gradient: Tree) -> RecursiveMemory:
+        # Copies: a state whose leaves are the same buffers could not be donated.
+        zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
+        return RecursiveMemory(zeros(point), zeros(gradient), jnp.zeros((), bool))
+
+    def __call__(
+        self, gradient: Callable[[Tree], Tree], point: Tree, memory: RecursiveMemory
+    ) -> tuple[Tree, RecursiveMemory]:
+        here, before = gradient(point), gradient(memory.point)
+        keep = jnp.where(memory.begun, 1 - jnp.asarray(self.momentum, trees.dtype_of(here)), 0)
+        change = trees.subtract(memory.estimate, before)
+        # What there was before the first estimate is no point of the domain: it may be anything.
+        carried = jax.tree.map(
+            lambda c: jnp.where(memory.begun, keep.astype(c.dtype) * c, 0), change
+        )
+        estimate = jax.tree.map(jnp.add, here, carried)
+        return estimate, RecursiveMemory(point, estimate, jnp.ones((), bool))

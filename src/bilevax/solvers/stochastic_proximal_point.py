@@ -1,0 +1,242 @@
+"""The inexact proximal point method for nonconvex-concave minimax problems, from samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.arguments import non_negative, whole
+from bilevax.problems import MinimaxProblem, Point
+from bilevax.problems.constants import range_of, smoothness_of
+from bilevax.problems.stochastic import deviation_of, reference
+from bilevax.problems.validate import require, require_bounded
+from bilevax.solvers.base import Solver, check_center, check_part, check_positive
+from bilevax.solvers.sapd import SAPD, Pull, SAPDState
+from bilevax.trees import Tree
+
+
+class StochasticProximalPointState(eqx.Module):
+    """The inner method's state, the centres, and one of the iterates so far, drawn uniformly."""
+
+    inner: SAPDState
+    x_center: Tree
+    y_center: Tree
+    chosen: tuple[Tree, Tree]
+    key: Array  # of the next draw, as plain numbers
+    iteration: Array
+
+    @property
+    def gradients(self) -> Array:
+        return self.inner.gradients
+
+    @property
+    def x(self) -> Tree:
+        return self.x_center
+
+    @property
+    def y(self) -> Tree:
+        return self.chosen[1]
+
+
+class StochasticProximalPoint(Solver[StochasticProximalPointState]):
+    """Algorithm `alg:first-order-stoch` of the paper: SAPD+ with a random output.
+
+    (x, y)^{k+1} ≈ argmin max of H(x, y) + x_weight/2·‖x − x^k‖² − y_weight/2·‖y − y⁰‖² by T steps
+    of `inner`, K = `iterations` times; then one of (x, y)¹, …, (x, y)^K, each as likely. At any
+    time before, one of those so far. `returns="last"` gives the last one instead.
+
+    Left unset, constants are those of `thm:sapd+_thm` with ε = `tolerance` and ε̂ =
+    `inner_tolerance`: x_weight = 2L, y_weight = ε/(2·D_q), K = ⌈(max H(x⁰, ·) − H* + ε·D_q/4)/ε̂²⌉
+    with H* bounded through L and the diameters. `center` is as in `ProximalPoint`.
+    """
+
+    takes_samples: ClassVar[bool] = True
+
+    iterations: Any = None
+    tolerance: Any = None
+    inner_tolerance: Any = None
+    smoothness: Any = None
+    deviation: Any = None
+    y_diameter: Any = None
+    x_weight: Any = None
+    y_weight: Any = None
+    key: Any = 0
+    center: Literal["start", "last"] = eqx.field(static=True, default="start")
+    returns: Literal["random", "last"] = eqx.field(static=True, default="random")
+    inner: SAPD = eqx.field(default_factory=SAPD)
+
+    def __check_init__(self):
+        check_positive(
+            self,
+            *("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight"),
+        )
+        if self.deviation is not None:
+            non_negative(self.deviation, "StochasticProximalPoint: deviation")
+        if self.iterations is not None and not isinstance(self.iterations, jax.Array):
+            whole(self.iterations, "StochasticProximalPoint: iterations", 1)
+        check_center(self, self.center)
+        if self.returns not in ("random", "last"):
+            raise ValueError(
+                f"StochasticProximalPoint: returns must be 'random' or 'last', not {self.returns!r}"
+            )
+        check_part(self, "inner", SAPD)
+
+    @property
+    def gradients_per_step(self) -> int:
+        return self.inner.gradients_per_step
+
+    def prepare(
+        self, problem: MinimaxProblem, start: Point, tolerance: float
+    ) -> StochasticProximalPoint:
+        require(problem, MinimaxProblem, "StochasticProximalPoint")
+        tolerance = float(tolerance if self.tolerance is None else self.tolerance)
+        at = reference(problem)
+        if self.y_diameter is None and self.y_weight is None:
+            require_bounded(problem.y, start.y, "y", "StochasticProximalPoint")
+        x_diameter, y_diameter = (
+            float(term.diameter(block)) for term, block in ((at.x, start.x), (at.y, start.y))
+        )
+        smoothness = smoothness_of(at, start) if self.smoothness is None else float(self.smoothness)
+        deviation = self.deviation
+        if deviation is None:
+            deviation = 0.0 if self.inner.given else deviation_of(problem, start)
+        return self.completed(
+            trees.dtype_of(start),
+            smoothness=smoothness,
+            deviation=deviation,
+            tolerance=tolerance,
+            inner_tolerance=tolerance / 2,
+            x_diameter=x_diameter,
+            y_diameter=y_diameter,
+            descent=lambda: _descent(at, start, smoothness, math.hypot(x_diameter, y_diameter)),
+        )
+
+    def completed(
+        self,
+        dtype: Any,
+        *,
+        smoothness: float,
+        deviation: float,
+        tolerance: float,
+        inner_tolerance: float,
+        x_diameter: float,
+        y_diameter: float,
+        descent: Any,
+    ) -> StochasticProximalPoint:
+        """The same method with every constant set; those it was given stay.
+
+        `descent` gives a bound on max H(x⁰, ·) − H* when it is called, if it is called.
+        """
+        given = lambda name, value: float(
+            value if getattr(self, name) is None else getattr(self, name)
+        )
+        tolerance, hat = given("tolerance", tolerance), given("inner_tolerance", inner_tolerance)
+        L, delta = given("smoothness", smoothness), given("deviation", deviation)
+        spread = given("y_diameter", y_diameter)
+        spread = spread if spread > 0 else 1.0  # over a domain of a single point any weight serves
+        x_weight = given("x_weight", 2 * L)
+        y_weight = given("y_weight", tolerance / (2 * spread))
+        times = self.iterations
+        if times is None:
+            times = math.ceil(min((descent() + tolerance * spread / 4) / hat**2, 2.0**62))
+        inner = self.inner
+        if not inner.given and not math.isfinite(x_diameter):
+            raise ValueError(
+                "StochasticProximalPoint takes SAPD's constants from the diameter of x's domain, "
+                "which is unbounded. Bound it, or give inner=bilevax.SAPD(iterations=…, tau=…, "
+                "sigma=…, theta=…)"
+            )
+        inner = dataclasses.replace(inner, key=self.key).completed(
+            dtype,
+            tolerance=hat,
+            smoothness=L + max(x_weight, y_weight),
+            sigma_x=max(x_weight - L, x_weight / 2),
+            sigma_y=y_weight,
+            deviation=delta,
+            x_diameter=x_diameter,
+            y_diameter=spread,
+        )
+        most = int(jnp.iinfo(jnp.zeros((), int).dtype).max) // 2
+        values = {
+            "tolerance": tolerance,
+            "inner_tolerance": hat,
+            "smoothness": L,
+            "deviation": delta,
+            "y_diameter": spread,
+            "x_weight": x_weight,
+            "y_weight": y_weight,
+        }
+        return dataclasses.replace(
+            self,
+            iterations=jnp.asarray(min(max(int(times), 1), most)),
+            key=jnp.asarray(self.key),
+            inner=inner,
+            **{name: jnp.asarray(value, dtype) for name, value in values.items()},
+        )
+
+    def init(self, problem: MinimaxProblem, start: Point) -> StochasticProximalPointState:
+        own = jax.random.fold_in(jax.random.key(self.key), 1)  # the source has the key itself
+        return StochasticProximalPointState(
+            inner=self.inner.init(problem, start),
+            x_center=start.x,
+            y_center=start.y,
+            chosen=(start.x, start.y),
+            key=jax.random.key_data(own),
+            iteration=jnp.zeros((), int),
+        )
+
+    def step(
+        self, problem: MinimaxProblem, state: StochasticProximalPointState, limit: Array
+    ) -> StochasticProximalPointState:
+        pull = Pull(state.x_center, state.y_center, self.x_weight, self.y_weight)
+        inner = self.inner.iterate(problem, state.inner, pull)
+        state = dataclasses.replace(state, inner=inner)
+        over = self.inner.done(problem, inner)
+        return lax.cond(over, lambda: self._following(state), lambda: state)
+
+    def _following(self, s: StochasticProximalPointState) -> StochasticProximalPointState:
+        """The next subproblem; the k-th iterate is the chosen one with probability 1/k."""
+        inner = self.inner.restarted(s.inner)
+        key, chance = jax.random.split(jax.random.wrap_key_data(s.key))
+        count = (s.iteration + 1).astype(self.smoothness.dtype)
+        taken = jax.random.uniform(chance, (), count.dtype) * count < 1
+        if self.returns == "last":
+            taken = jnp.ones_like(taken)
+        choose = lambda new, old: jnp.where(taken, new, old)
+        return StochasticProximalPointState(
+            inner=inner,
+            x_center=inner.x,
+            y_center=inner.y if self.center == "last" else s.y_center,
+            chosen=jax.tree.map(choose, (inner.x, inner.y), s.chosen),
+            key=jax.random.key_data(key),
+            iteration=s.iteration + 1,
+        )
+
+    def stream(self, state: StochasticProximalPointState) -> Any:
+        return self.inner.stream(state.inner)
+
+    def with_stream(
+        self, state: StochasticProximalPointState, stream: Any
+    ) -> StochasticProximalPointState:
+        return dataclasses.replace(state, inner=self.inner.with_stream(state.inner, stream))
+
+    def done(self, problem: MinimaxProblem, state: StochasticProximalPointState) -> Array:
+        return state.iteration >= self.iterations
+
+    def output(self, problem: MinimaxProblem, state: StochasticProximalPointState) -> Point:
+        x, y = state.chosen
+        return Point(x=x, y=y)
+
+
+def _descent(problem: MinimaxProblem, start: Point, smoothness: float, diameter: float) -> float:
+    """A bound on max H(x⁰, ·) − H*."""
+    low, high = range_of(problem.smooth, (start.x, start.y), smoothness, diameter)
+    return high + float(problem.x.supremum(start.x)) - low + float(problem.y.supremum(start.y))
