@@ -19,7 +19,8 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import non_negative, warn, whole
-from bilevax.certificates import Certificate, judge
+from bilevax.certificates import HELD_OUT, Certificate, judge
+from bilevax.certificates.sampled import averaged, drawn_batches, sampled_certificate
 from bilevax.certificates.sizes import line_sizes
 from bilevax.checkpoint import RunState, check_same_run, check_writable, fingerprint, load, save
 from bilevax.diagnose import where_not_finite
@@ -28,6 +29,7 @@ from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxP
 from bilevax.problems.lagrangian import bilevel_point, constrained_point, lagrangian
 from bilevax.problems.reformulate import penalty_blocks, penalty_point
 from bilevax.problems.stochastic import is_stochastic, reference
+from bilevax.problems.stochastic import whole as whole_problem
 from bilevax.problems.validate import require_precision, validate
 from bilevax.solution import History, Solution, SolveError, Status
 from bilevax.solvers import (
@@ -48,6 +50,8 @@ PIECE_SECONDS = 0.2
 STALL_SPAN, STALL_MOVES, STALL_SHARE = 8.0, 30, 1e-3
 # No verdict of stalling before so many gradients: in its first steps a method learns.
 STALL_LEAST = 50_000
+# Minibatches for certificates where not all samples are in memory, and how sure these are.
+BATCHES_JUDGED, CONFIDENCE = 64, 0.95
 # Gradients that one look costs: one for the residuals, one for what rounding may add to them.
 GRADIENTS_PER_CHECK = 2
 
@@ -159,7 +163,11 @@ class _Run:
         self, stated: Any, solver: Any, start: Point, tolerance: float, relative: float = 0.0
     ):
         self.stated, self.unprepared, self.start = stated, solver, start
-        self.whole = reference(stated)  # what is judged: all samples
+        # What is judged: all samples, or as many minibatches as tell something.
+        self.whole, self.batches = whole_problem(stated), None
+        if self.whole is None:
+            self.batches = drawn_batches(stated, BATCHES_JUDGED, HELD_OUT)
+            self.whole = averaged(stated, self.batches)
         self.tolerance, self.relative = tolerance, relative
         self.fell_back_at: int | None = None
         self.lift: Lift | None = None
@@ -198,7 +206,10 @@ class _Run:
         return start
 
     def _judged(self, point: Point) -> Certificate:
-        return judge(self.whole, point, sizes=self.relative > 0)
+        certificate = judge(self.whole, point, sizes=self.relative > 0)
+        if self.batches is None:
+            return certificate
+        return sampled_certificate(self.stated, point, self.batches, certificate, CONFIDENCE)
 
     def _refilled(self, state: Any) -> Any:
         """With samples from the host for the steps to come, if the data are there."""

@@ -8,31 +8,50 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bilevax import trees
+from bilevax import arguments, trees
 from bilevax.arguments import positive
 from bilevax.certificates.certificate import Certificate
 from bilevax.certificates.constrained import ConstrainedKKTCertificate, constrained_kkt
 from bilevax.certificates.constrained_witness import constrained_witnesses
 from bilevax.certificates.kkt import KKTCertificate, kkt
+from bilevax.certificates.sampled import (
+    SampledCertificate,
+    averaged,
+    drawn_batches,
+    sampled_certificate,
+)
 from bilevax.certificates.sizes import line_sizes
 from bilevax.certificates.stationarity import StationarityCertificate, stationarity
 from bilevax.certificates.witness import best_rho, respond
 from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
+from bilevax.problems.stochastic import is_stochastic, whole
 from bilevax.problems.validate import check_functions, check_point
 
 __all__ = [
     "Certificate",
     "ConstrainedKKTCertificate",
     "KKTCertificate",
+    "SampledCertificate",
     "StationarityCertificate",
     "certify",
     "judge",
 ]
 
+# Keys of certificates are apart from those of solvers, which count from 0.
+HELD_OUT = 1 << 30
+
 Problem = BilevelProblem | ConstrainedBilevelProblem | MinimaxProblem
 
 
-def certify(problem: Problem, point: Point, *, rho: Any = None) -> Certificate:
+def certify(
+    problem: Problem,
+    point: Point,
+    *,
+    rho: Any = None,
+    batches: int | None = None,
+    confidence: float = 0.95,
+    key: int = 0,
+) -> Certificate:
     """Judge a point: every residual line of the definition, and their maximum ε.
 
     For a minimax problem: ε-stationarity of `Point(x=…, y=…)`. For a bilevel problem: ε-KKT of
@@ -45,26 +64,56 @@ def certify(problem: Problem, point: Point, *, rho: Any = None) -> Certificate:
     true bound, but for a point without witnesses perhaps not the least.
 
     The point is judged where it is; it is not projected. Outside the domain ε is infinite.
+
+    A problem whose data is a source of minibatches is judged on all its samples, exactly, if these
+    are in memory. If not, or with `batches`, so many minibatches are drawn (64, from a stream of
+    their own for `key`), and a `SampledCertificate` says what holds with probability `confidence`.
     """
     positive(rho, "rho")
+    if is_stochastic(problem):
+        known = whole(problem)
+        if known is None or batches is not None:
+            return _sampled(problem, point, rho, batches, confidence, key)
+        problem = known
+    elif batches is not None:
+        raise ValueError("batches: the problem's data is no source of minibatches")
+    problem, point = _with_witnesses(problem, point, rho)
+    return judge(problem, point, sizes=True)
+
+
+def _with_witnesses(problem: Any, point: Point, rho: Any) -> tuple[Any, Point]:
+    """The point with all that its definition asks for; what is missing is sought."""
     point = check_point(problem, point)
     check_functions(problem, point)
     if isinstance(problem, MinimaxProblem):
         if rho is not None:
             raise ValueError("rho is the penalty of a bilevel problem; a MinimaxProblem has none")
-        return judge(problem, point, sizes=True)
+        return problem, point
     rho = point.rho if rho is None else rho
     positive(rho, "point.rho")
     if isinstance(problem, ConstrainedBilevelProblem):
         rho = None if rho is None else jnp.asarray(rho, trees.dtype_of((point.x, point.y)))
         if point.z is None or point.multipliers is None or rho is None:
-            return judge(problem, constrained_witnesses(problem, point, rho), sizes=True)
-        return judge(problem, dataclasses.replace(point, rho=rho), sizes=True)
+            return problem, constrained_witnesses(problem, point, rho)
+        return problem, dataclasses.replace(point, rho=rho)
     if point.z1 is None or (point.z2 is None and problem.y2 is not None):
         point = respond(problem, point)
     dtype = trees.dtype_of(point.x1)
     rho = best_rho(problem, point) if rho is None else jnp.asarray(rho, dtype)
-    return judge(problem, dataclasses.replace(point, rho=rho), sizes=True)
+    return problem, dataclasses.replace(point, rho=rho)
+
+
+def _sampled(
+    problem: Any, point: Point, rho: Any, batches: int | None, confidence: float, key: int
+) -> SampledCertificate:
+    count = 64 if batches is None else batches
+    arguments.whole(count, "batches", 2)
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be a probability between 0 and 1, not {confidence}")
+    some = drawn_batches(problem, count, key + HELD_OUT)
+    mean, point = _with_witnesses(averaged(problem, some), point, rho)
+    estimate = judge(mean, point, sizes=True)
+    return sampled_certificate(problem, point, some, estimate, confidence)
 
 
 def judge(problem: Problem, point: Point, *, sizes: bool = False) -> Certificate:

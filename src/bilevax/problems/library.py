@@ -8,12 +8,15 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from bilevax import terms
+from bilevax.arguments import non_negative
+from bilevax.data import Arrays
 from bilevax.problems import linear
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constrained import ConstrainedBilevelProblem
@@ -316,6 +319,57 @@ INSTANCES: dict[str, Callable[[], Instance]] = {
         worst_group,
     )
 }
+
+
+class Noisy(eqx.Module):
+    """f(·; ξ) = f + ξᵀ(·), with the mean ξ of the minibatch's rows for this level."""
+
+    function: Callable[..., Any]
+    level: str = eqx.field(static=True)
+
+    def __call__(self, *arguments: Any) -> Any:
+        *blocks, batch = arguments
+        flat, _ = ravel_pytree(tuple(blocks))
+        return self.function(*blocks) + jnp.sum(jnp.mean(batch[self.level], axis=0) * flat)
+
+
+def noisy(
+    name: str, *, deviation: float = 1.0, samples: int = 1000, batch: int = 10, seed: int = 0
+) -> Instance:
+    """A problem of the library whose gradients only samples give.
+
+    The linear functions added have mean zero over all samples, so the answer is the one in closed
+    form, and E‖ξ‖² = deviation² for each of the two levels: of minibatches, that over `batch`, a
+    little less because none holds a sample twice.
+    """
+    non_negative(deviation, "deviation")
+    instance = get(name)
+    p, start, rng = instance.problem, instance.start, np.random.default_rng(seed)
+    rows = {}
+    for level, blocks in (
+        ("upper", (start.x1, start.x2, start.y1, start.y2)),
+        ("lower", (start.x1, start.y1, start.y2)),
+    ):
+        xi = rng.normal(size=(samples, ravel_pytree(blocks)[0].size))
+        xi -= xi.mean(0)
+        rows[level] = deviation * xi / np.sqrt(np.mean(np.sum(xi**2, axis=1)))
+    source = Arrays(jax.tree.map(jnp.asarray, rows), batch)
+    of_batches = deviation * np.sqrt((samples - batch) / (batch * max(samples - 1, 1)))
+    problem = BilevelProblem(
+        Noisy(p.upper, "upper"),
+        Noisy(p.lower, "lower"),
+        x1=p.x1,
+        x2=p.x2,
+        y1=p.y1,
+        y2=p.y2,
+        data=source,
+        upper_smoothness=p.upper_smoothness,
+        lower_smoothness=p.lower_smoothness,
+        f_low=p.f_low,
+        upper_deviation=of_batches,
+        lower_deviation=of_batches,
+    )
+    return dataclasses.replace(instance, name=f"noisy {name}", problem=problem)
 
 
 def get(name: str) -> Instance:

@@ -1,0 +1,67 @@
+"""Nearly ε-KKT: the certified point near the one that a stochastic method ended at."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from bilevax import trees
+from bilevax.certificates import Certificate
+from bilevax.problems import BilevelProblem, Point
+from bilevax.problems.stochastic import whole
+from bilevax.problems.validate import require
+from bilevax.solution import Solution
+from bilevax.solve import solve
+from bilevax.solvers import Adaptive
+
+
+@dataclasses.dataclass(frozen=True)
+class NearlyCertificate:
+    """`def:epsilon_KKT_nearly`: a point at this `distance` from the one asked about is ε-KKT.
+
+    `epsilon` is the larger of that distance, in (x1, y1, y2), and the nearby point's own ε.
+    """
+
+    nearby: Point
+    certificate: Certificate
+    distance: float
+
+    @property
+    def epsilon(self) -> float:
+        return max(self.certificate.epsilon, self.distance)
+
+    def certified(self, tolerance: float) -> bool:
+        return self.epsilon <= tolerance
+
+    def __str__(self) -> str:
+        return (
+            f"nearly ε-KKT with ε = {self.epsilon:.3g}: {self.distance:.3g} from it is a point "
+            f"with ε = {self.certificate.epsilon:.3g}\n{self.certificate}"
+        )
+
+
+def polish(
+    problem: BilevelProblem, point: Point, tolerance: float = 1e-2, *, max_gradients: int = 20_000
+) -> NearlyCertificate:
+    """The ε-KKT point near a given one, sought on all samples by a deterministic method.
+
+    Of all points on the way, the one for which the larger of ε and the distance is least. The
+    search ends when one has ε ≤ `tolerance`. All samples must be in memory.
+    """
+    require(problem, BilevelProblem, "polish")
+    known = whole(problem)
+    if known is None:
+        raise ValueError("polish: not all samples are in memory; certify(problem, point) samples")
+    best: list[NearlyCertificate] = []
+    blocks = lambda p: (p.x1, p.y1, p.y2)
+
+    def look(solution: Solution) -> Any:
+        off = trees.subtract(blocks(solution.point), blocks(point))
+        here = NearlyCertificate(solution.point, solution.certificate, float(trees.norm(off)))
+        if not best or here.epsilon < best[0].epsilon:
+            best[:] = [here]
+
+    solver = Adaptive() if point.rho is None else Adaptive(rho=float(point.rho))
+    options: dict[str, Any] = {"tolerance": tolerance, "max_gradients": max_gradients}
+    look(solve(known, point, solver=solver, callback=look, progress=False, **options))
+    return best[0]
