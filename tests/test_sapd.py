@@ -1,4 +1,4 @@
-"""SAPD: its constants in 60 digits, a NumPy transcription, its rate and its accuracy under noise."""
+"""SAPD: constants in 60 digits, a NumPy transcription, its rate, its accuracy under noise."""
 
 import decimal
 from decimal import Decimal

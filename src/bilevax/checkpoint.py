@@ -136,9 +136,11 @@ def load(path: str | Path, like: Callable[[int | None], RunState]) -> RunState:
         raise damaged from None
     check_same_run(saved, like(None), str(path))
     fresh = like(saved.fell_back_at)
-    solver_state, best, lift = eqx.tree_deserialise_leaves(
-        io.BytesIO(rest), (fresh.solver_state, fresh.best, fresh.lift)
-    )
+    like_this = (fresh.solver_state, fresh.best, fresh.lift)
+    found = eqx.tree_deserialise_leaves(io.BytesIO(rest), like_this)
+    # Back to the devices where a run has them.
+    put = lambda new, old: jax.device_put(new, old.sharding) if eqx.is_array(old) else new
+    solver_state, best, lift = jax.tree.map(put, found, like_this)
     return dataclasses.replace(saved, solver_state=solver_state, best=best, lift=lift)
 
 

@@ -169,6 +169,8 @@ class _Run:
             self.batches = drawn_batches(stated, BATCHES_JUDGED, HELD_OUT)
             self.whole = averaged(stated, self.batches)
         self.tolerance, self.relative = tolerance, relative
+        # Several processes run the same program: what one does, all must do.
+        self.together = jax.process_count() > 1
         self.fell_back_at: int | None = None
         self.lift: Lift | None = None
         if isinstance(stated, ConstrainedBilevelProblem) and not solver.takes_constraints:
@@ -336,7 +338,7 @@ class _Run:
                 if stop:
                     return Status("interrupted", f"Stopped by the callback. {self._so_far()}")
                 no_room = self.gradients + self.solver.gradients_per_step > most
-                late = max_seconds is not None and self.seconds - seconds_before > max_seconds
+                late = self._late(max_seconds, seconds_before)
                 stalled = self._stalled()
                 gives_up = isinstance(self.solver, Adaptive) and (done or stalled)
                 if gives_up and not (no_room or late) and not (why_not := self._falls_back()):
@@ -370,11 +372,13 @@ class _Run:
             if not finite:
                 return done, False
             self.state = self._refilled(state)
-            if self.gradients > before and self.gradients - before >= self.piece // 2:
+            if self.together:
+                self.piece = 1 << 30  # no process may go by its own clock
+            elif self.gradients > before and self.gradients - before >= self.piece // 2:
                 grow = np.clip(PIECE_SECONDS / max(taken, 1e-6), 0.25, 4.0)
                 self.piece = int(np.clip(self.piece * grow, 8, 1 << 30))
             bar.show(self.gradients, self.certificate.epsilon)
-            over = max_seconds is not None and self.seconds - seconds_before > max_seconds
+            over = self._late(max_seconds, seconds_before)
             reached = self.gradients + self.solver.gradients_per_step > mark
             if reached and self.next_check <= most:
                 following = math.ceil(self.next_check * CHECK_GROWTH)
@@ -383,6 +387,16 @@ class _Run:
                 self.piece *= 2  # one step needs more gradients than a piece had room for
             if done or over or reached:
                 return done, True
+
+    def _late(self, max_seconds: float | None, seconds_before: float) -> bool:
+        if max_seconds is None:
+            return False
+        late = self.seconds - seconds_before > max_seconds
+        if not self.together:
+            return late
+        from jax.experimental.multihost_utils import broadcast_one_to_all
+
+        return bool(broadcast_one_to_all(np.asarray(late)))
 
     def _advanced(self, limit: int) -> tuple[Any, Any, Any]:
         """Steps up to `limit` gradients in all."""
@@ -543,7 +557,12 @@ def _asks_to_stop(answer: Any) -> bool:
 
 
 def _save_or_warn(path: str | Path, state: RunState) -> None:
-    """A checkpoint that cannot be written, on a full disk say, must not cost the run."""
+    """A checkpoint that cannot be written, on a full disk say, must not cost the run.
+
+    Of several processes the first writes it; all can read it, where they share the folder.
+    """
+    if jax.process_index() > 0:
+        return
     try:
         save(path, state)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A certificate from some minibatches, where not all samples can be looked at: with its confidence."""
+"""A certificate from some minibatches, where not all can be looked at: with its confidence."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ def _variances(problem: Any, point: Point, batches: Tree) -> tuple[Array, Array]
     mean = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     zero = jnp.zeros((), trees.dtype_of(mean))
     (count, _, squares), _ = jax.lax.scan(onwards, (zero, mean, (zero, zero)), batches)
-    return tuple(s / jnp.maximum(count - 1, 1) for s in squares)
+    slope, value = (s / jnp.maximum(count - 1, 1) for s in squares)
+    return slope, value
 
 
 def drawn_batches(problem: Any, count: int, key: int) -> Tree:

@@ -6,6 +6,7 @@ at exactly the sample where it stopped. `Arrays` and `Stratified` hold all sampl
 """
 
 from bilevax.data.checks import DataError
+from bilevax.data.devices import replicated
 from bilevax.data.host import Host
 from bilevax.data.levels import LevelBatch, Levels
 from bilevax.data.memory import Arrays
@@ -20,4 +21,5 @@ __all__ = [
     "Levels",
     "Source",
     "Stratified",
+    "replicated",
 ]

@@ -55,7 +55,7 @@ def ready(problem: Any, stream: Any) -> Array:
     return jnp.asarray(True) if stream is None else problem.data.ready(stream)
 
 
-def whole(problem: Problem) -> Problem | None:
+def whole(problem: Any) -> Any:
     """The problem with all samples as its data; None if these are not in memory."""
     if not is_stochastic(problem):
         return problem

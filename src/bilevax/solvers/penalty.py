@@ -115,7 +115,7 @@ class PenaltyMethod(Solver[PenaltyState]):
     diameter: Any = None
     start_gap: Any = None
     starter: ExtraGradient | None = eqx.field(default_factory=ExtraGradient)
-    outer: ProximalPoint | StochasticProximalPoint | None = None
+    outer: Any = None
 
     def __check_init__(self):
         check_positive(
@@ -152,7 +152,6 @@ class PenaltyMethod(Solver[PenaltyState]):
         self, problem: BilevelProblem, sampled: BilevelProblem, start: Point, tolerance: float
     ) -> PenaltyMethod:
         """`problem` has all samples, or one minibatch, in the place of the source of `sampled`."""
-        assert self.outer is not None
         if self.diameter is None and self.outer.y_diameter is None:
             for name in ("x2", "y1", "y2"):
                 term, block = getattr(problem, name), getattr(start, name)
@@ -209,7 +208,6 @@ class PenaltyMethod(Solver[PenaltyState]):
     ) -> StochasticProximalPoint:
         """The outer method with its constants, K of the proof of `thm:minmax_stoch` among them."""
         own = self.outer
-        assert isinstance(own, StochasticProximalPoint)
         deviation, rho = own.deviation, constants.rho
         if deviation is None and own.inner.given:
             deviation = 0.0  # which nothing asks for

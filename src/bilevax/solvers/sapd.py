@@ -191,7 +191,7 @@ class SAPD(Solver[SAPDState]):
         for name in ("tau", "sigma", "theta", "sigma_x", "sigma_y", "smoothness", "deviation"):
             value = getattr(self, name) if getattr(self, name) is not None else found.get(name)
             values[name] = None if value is None else jnp.asarray(value, dtype)
-        times = found.get("iterations") if self.iterations is None else self.iterations
+        times: Any = found.get("iterations") if self.iterations is None else self.iterations
         return dataclasses.replace(
             self,
             iterations=jnp.asarray(min(int(times), most)),

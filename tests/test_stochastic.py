@@ -1,0 +1,391 @@
+"""Solving by minibatches: the algorithm line by line, resuming, devices, certificates, errors."""
+
+import dataclasses
+import functools
+import os
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevax as bx
+from bilevax import terms, trees
+from bilevax.problems import library
+
+noisy = functools.cache(library.noisy)  # the same functions each time: one compilation serves all
+
+
+def method(smoothness=6.2, steps=2, outer=400, key=0, **options):
+    """Constants that work: the theorem's steps are a million times smaller."""
+    tau = 1 / (2 * smoothness)
+    inner = bx.SAPD(iterations=steps, tau=tau, sigma=tau, theta=1.0, **options)
+    return bx.PenaltyMethod(
+        epsilon=0.1,
+        outer=bx.StochasticProximalPoint(iterations=outer, key=key, inner=inner),
+    )
+
+
+def solved(name="unique_saddle", **options):
+    instance = noisy(name, deviation=0.3)
+    given = {"tolerance": 1e-3, "solver": method(), "max_gradients": 1_000} | options
+    return bx.solve(instance.problem, instance.start, progress=False, **given)
+
+
+@pytest.mark.parametrize("center", ["start", "last"])
+def test_it_is_the_algorithm_line_by_line(center):
+    """f = ½‖x − 1‖² + xy + ξx, f~ = ½(y − x)² + ξy; 40 subproblems of 3 steps, in NumPy."""
+    rng = np.random.default_rng(0)
+    xi = rng.normal(size=(30, 2))
+    problem = bx.BilevelProblem(
+        lambda x1, x2, y1, y2, d: jnp.sum((x1 - 1) ** 2 / 2 + x1 * y1 + jnp.mean(d[:, 0]) * x1),
+        lambda x1, y1, y2, d: jnp.sum((y1 - x1) ** 2 / 2 + jnp.mean(d[:, 1]) * y1),
+        x1=terms.Box(-2.0, 2.0),
+        y1=terms.Box(-1.5, 1.5),
+        data=bx.data.Arrays(xi, batch=4),
+    )
+    start = bx.Point(x1=jnp.asarray([0.3]), y1=jnp.asarray([-0.4]))
+    K, T, tau, sigma, theta, rho, L, eps, D = 40, 3, 0.02, 0.03, 0.6, 5.0, 8.0, 0.2, 3.0
+    inner = bx.SAPD(iterations=T, tau=tau, sigma=sigma, theta=theta)
+    outer = bx.StochasticProximalPoint(
+        iterations=K, key=3, center=center, returns="last", inner=inner
+    )
+    solver = bx.PenaltyMethod(
+        epsilon=eps, rho=rho, smoothness=L, diameter=D, starter=None, outer=outer
+    ).prepare(problem, start, eps)
+    state = eqx.filter_jit(solver.advance)(problem, solver.init(problem, start), jnp.asarray(10**6))
+    assert bool(solver.done(problem, state))
+    found = solver.output(problem, state)
+
+    stream, draw = problem.data.init(jax.random.key(3)), eqx.filter_jit(problem.data.draw)
+    x, y, z = 0.3, -0.4, -0.4  # x = (x1, y1), y = z1
+    z_center = z
+    for _ in range(K):
+        x_center, y_center, before = x, y, None
+        for _ in range(T):
+            stream, batch = draw(stream)
+            b = np.mean(np.asarray(batch)[:, 1])
+            slope = -rho * (z - x + b) - eps / (2 * D) * (z - z_center)
+            q = 0.0 if before is None else slope - before
+            before = slope
+            z = np.clip(z + sigma * (slope + theta * q), -1.5, 1.5)
+            stream, batch = draw(stream)
+            a, b = np.mean(np.asarray(batch), axis=0)
+            gx = x - 1 + y + a + rho * (-(y - x) + (z - x)) + 2 * L * (x - x_center)
+            gy = x + rho * (y - x + b) + 2 * L * (y - y_center)
+            x, y = np.clip(x - tau * gx, -2, 2), np.clip(y - tau * gy, -1.5, 1.5)
+        z_center = z if center == "last" else z_center
+    got = np.concatenate([found.x1, found.y1, found.z1])
+    np.testing.assert_allclose(got, [x, y, z], atol=1e-9)
+    assert int(state.gradients) == 2 * K * T
+
+
+def test_every_iterate_is_as_likely_the_answer():
+    """x moves by 1 a subproblem, so the answer tells which one it is of."""
+    problem = bx.MinimaxProblem(
+        lambda x, y: -jnp.sum(x) + 0 * jnp.sum(y), terms.Box(0.0, 100.0), terms.Box(-1.0, 1.0)
+    )
+    start = bx.Point(x=jnp.zeros(1), y=jnp.zeros(1))
+    K = 5
+    inner = bx.SAPD(iterations=1, tau=1.0, sigma=1.0, theta=0.0)
+    solver = bx.StochasticProximalPoint(
+        iterations=K, smoothness=1e-6, y_weight=1.0, inner=inner
+    ).prepare(problem, start, 0.1)
+
+    @eqx.filter_jit
+    @jax.vmap
+    def answer(key):
+        mine = eqx.tree_at(lambda s: s.key, solver, key)
+        state = mine.advance(problem, mine.init(problem, start), jnp.asarray(1000))
+        return mine.output(problem, state).x[0]
+
+    seen = np.round(np.asarray(answer(jnp.arange(4000)))).astype(int)
+    counts = np.bincount(seen, minlength=K + 1)
+    assert counts[0] == 0
+    assert np.sum((counts[1:] - 800) ** 2 / 800) < 18.5  # χ² with 4 degrees: 1 in 1000 is above
+
+
+@pytest.mark.parametrize("name", ["unique_saddle", "matrix_game"])
+def test_nearly_kkt_in_expectation(name):
+    """The random answer, over some keys; `benchmarks/stochastic.py` has all problems and 20."""
+    instance = noisy(name, deviation=0.3)
+    L = float(bx.PenaltyMethod().prepare(library.get(name).problem, instance.start, 0.1).smoothness)
+    nearly = []
+    for key in range(4):
+        solution = bx.solve(
+            instance.problem,
+            instance.start,
+            tolerance=1e-6,
+            solver=method(L, steps=10, outer=500, key=key, estimator=bx.Recursive(0.05)),
+            progress=False,
+            max_gradients=30_000,
+        )
+        answer = solution.solver.output(instance.problem, solution.state.solver_state)
+        nearly.append(bx.polish(instance.problem, answer, 0.05).epsilon)
+    assert np.mean(nearly) <= 0.1, nearly
+
+
+def test_stopped_anywhere_and_resumed_it_is_the_same_run(tmp_path):
+    whole = solved(solver=method(estimator=bx.Recursive(0.1)))
+    for cut in (1, 63, 250, 777):
+        file = tmp_path / f"{cut}.state"
+        solved(solver=method(estimator=bx.Recursive(0.1)), max_gradients=cut, checkpoint=file)
+        again = solved(solver=method(estimator=bx.Recursive(0.1)), resume=file)
+        leaves = zip(*(jax.tree.leaves(s.state.solver_state) for s in (whole, again)))
+        assert all(bool(jnp.all(a == b)) for a, b in leaves)
+        assert again.certificate.as_dict() == whole.certificate.as_dict()
+
+
+SCRIPT = """
+import sys
+import jax
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_compilation_cache_dir", sys.argv[2])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+import numpy as np
+import bilevax as bx
+from bilevax.problems import library
+
+instance = library.noisy("unique_saddle", deviation=0.3)
+inner = bx.SAPD(iterations=2, tau=0.08, sigma=0.08, theta=1.0)
+outer = bx.StochasticProximalPoint(iterations=10**6, inner=inner)
+solution = bx.solve(
+    instance.problem, instance.start, tolerance=1e-7, max_gradients=4_000, progress=False,
+    solver=bx.PenaltyMethod(epsilon=0.1, outer=outer), checkpoint=sys.argv[1], resume=sys.argv[1],
+    callback=lambda s: print("look", flush=True),
+)
+leaves = [np.asarray(a).ravel() for a in jax.tree.leaves(solution.state.solver_state)]
+print("end", " ".join(a.tobytes().hex() for a in leaves), flush=True)
+"""
+
+
+def run_until(arguments, looks):
+    """Run the script, killed after so many looks; its last line, None if it was killed."""
+    command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        for count, line in enumerate(process.stdout, 1):
+            if line.startswith("end"):
+                process.wait()
+                return line
+            if looks is not None and count >= looks:
+                process.kill()
+                process.wait()
+                return None
+    raise AssertionError(f"ended with {process.returncode}")
+
+
+def test_killed_ten_times_it_ends_where_an_untouched_run_ends(tmp_path):
+    cache = tmp_path / "cache"
+    whole = run_until((tmp_path / "whole.state", cache), None)
+    rng = np.random.default_rng(0)
+    file = tmp_path / "killed.state"
+    for _ in range(10):
+        assert run_until((file, cache), int(rng.integers(1, 4))) is None
+    assert run_until((file, cache), None) == whole
+
+
+SHARDED = """
+import sys
+import jax
+jax.config.update("jax_enable_x64", True)
+process, processes, port, checkpoint = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+if processes > 1:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{port}", processes, process)
+import dataclasses
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import bilevax as bx
+from bilevax.problems import library
+
+mesh = Mesh(np.asarray(jax.devices()), ("batch",))
+instance = library.noisy("unique_saddle", deviation=0.3, batch=16)
+everywhere = lambda tree: bx.data.replicated(tree, mesh)
+source = bx.data.Arrays(
+    everywhere(instance.problem.data.arrays), 16,
+    sharding=NamedSharding(mesh, PartitionSpec("batch")),
+)
+problem = dataclasses.replace(instance.problem, data=source)
+inner = bx.SAPD(iterations=2, tau=0.08, sigma=0.08, theta=1.0)
+solver = bx.PenaltyMethod(
+    epsilon=0.1, outer=bx.StochasticProximalPoint(iterations=300, inner=inner)
+)
+for most in (300, 900):  # the second call goes on from the first one's file
+    solution = bx.solve(
+        problem, everywhere(instance.start), tolerance=1e-7, solver=solver, max_gradients=most,
+        max_seconds=1e6, progress=False, checkpoint=checkpoint, resume=checkpoint,
+    )
+    if processes > 1:
+        from jax.experimental.multihost_utils import sync_global_devices
+        sync_global_devices("written")
+p = solution.state.solver_state.outer.inner
+flat = np.concatenate([np.asarray(a).ravel() for a in jax.tree.leaves((p.x, p.y))])
+print("devices", jax.device_count(), "at", *(repr(float(v)) for v in flat), flush=True)
+"""
+
+
+def started(process, processes, port, checkpoint, devices):
+    command = [sys.executable, "-c", SHARDED, str(process), str(processes), str(port)]
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    return subprocess.Popen(
+        [*command, str(checkpoint)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def ended(process):
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("devices")]
+    words = line.split()
+    return int(words[1]), np.asarray([float(w) for w in words[3:]])
+
+
+def test_devices_and_processes_give_the_same_iterates(tmp_path):
+    import socket
+
+    one = ended(started(0, 1, 0, tmp_path / "one.state", 1))
+    eight = ended(started(0, 1, 0, tmp_path / "eight.state", 8))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    pair = [started(k, 2, port, tmp_path / "pair.state", 2) for k in (0, 1)]
+    first, second = (ended(process) for process in pair)
+    assert [one[0], eight[0], first[0], second[0]] == [1, 8, 4, 4]
+    np.testing.assert_allclose(eight[1], one[1], atol=1e-10)
+    np.testing.assert_allclose(first[1], one[1], atol=1e-10)
+    np.testing.assert_array_equal(second[1], first[1])
+
+
+def test_certificates_from_samples_hold_as_often_as_they_say():
+    """Over 60 draws the true lines lie in their intervals, and never is ε called too small."""
+    instance = noisy("unique_saddle", deviation=0.3)
+    point = solved().point
+    exact = bx.certify(instance.problem, point)
+    assert type(exact) is bx.KKTCertificate
+    held = 0
+    for key in range(60):
+        certificate = bx.certify(instance.problem, point, batches=20, confidence=0.8, key=key)
+        assert type(certificate) is bx.SampledCertificate
+        inside = [
+            certificate.interval(name)[0] <= value <= certificate.interval(name)[1]
+            for name, value in exact.lines().items()
+        ]
+        held += all(inside)
+    assert held >= 0.8 * 60
+    assert certificate.epsilon > certificate.estimate.epsilon
+
+
+def test_more_batches_narrow_the_interval():
+    instance = noisy("unique_saddle", deviation=0.3)
+    point = solved().point
+    few, many = (bx.certify(instance.problem, point, batches=m) for m in (10, 160))
+    assert isinstance(few, bx.SampledCertificate)
+    assert isinstance(many, bx.SampledCertificate)
+    assert many.radii["stationarity"] == pytest.approx(few.radii["stationarity"] / 4, rel=0.5)
+
+
+def test_the_polished_point_is_near_and_certified():
+    solution = solved()
+    instance = noisy("unique_saddle", deviation=0.3)
+    nearly = bx.polish(instance.problem, solution.point, 0.05)
+    whole = dataclasses.replace(instance.problem, data=instance.problem.data.everything())
+    assert bx.certify(whole, nearly.nearby).epsilon == nearly.certificate.epsilon
+    blocks = lambda p: (p.x1, p.y1, p.y2)
+    off = float(trees.norm(trees.subtract(blocks(nearly.nearby), blocks(solution.point))))
+    assert nearly.distance == pytest.approx(off)
+    assert nearly.epsilon == max(nearly.distance, nearly.certificate.epsilon)
+
+
+def host_problem(batches, **options):
+    problem = noisy("unique_saddle", deviation=0.3).problem
+    source = bx.data.Host(batches, batch=8, **options)
+    return dataclasses.replace(problem, data=source)
+
+
+def epoch(epoch_number):
+    instance = noisy("unique_saddle", deviation=0.3)
+    sizes = {k: v.shape[1] for k, v in instance.problem.data.arrays.items()}
+    rng = np.random.default_rng(epoch_number)
+    for _ in range(40):
+        yield {k: 0.05 * rng.normal(size=(8, size)) for k, size in sizes.items()}
+
+
+def test_data_from_the_host_is_solved_certified_by_samples_and_resumed(tmp_path):
+    start = noisy("unique_saddle", deviation=0.3).start
+    run = functools.partial(bx.solve, start=start, tolerance=1e-6, solver=method(), progress=False)
+    whole = run(host_problem(epoch), max_gradients=400)
+    assert isinstance(whole.certificate, bx.SampledCertificate)
+    file = tmp_path / "host.state"
+    run(host_problem(epoch), max_gradients=170, checkpoint=file)
+    again = run(host_problem(epoch), max_gradients=400, resume=file)
+    a, b = (s.state.solver_state.outer.inner for s in (whole, again))
+    np.testing.assert_array_equal(a.x[0], b.x[0])
+    np.testing.assert_array_equal(a.y[1], b.y[1])
+
+
+def test_broken_data_is_named_and_what_was_written_stays(tmp_path):
+    def broken(number):
+        for k, batch in enumerate(epoch(number)):
+            if k == 30:
+                batch["lower"][5, 1] = np.nan
+            yield batch
+
+    start, file = noisy("unique_saddle", deviation=0.3).start, tmp_path / "kept.state"
+    problem = host_problem(lambda e: broken(e) if e == 2 else epoch(e))
+    options = {"tolerance": 1e-6, "progress": False, "checkpoint": file}
+    with pytest.raises(bx.data.DataError, match="epoch 2") as error:
+        bx.solve(problem, start, solver=method(), max_gradients=400, **options)
+    assert (error.value.batch, error.value.index) == (30, 5)
+    kept = bx.solve(host_problem(epoch), start, solver=method(), max_gradients=1, resume=file)
+    assert kept.gradients > 60
+
+
+def test_what_does_not_take_minibatches_says_so():
+    instance = noisy("unique_saddle", deviation=0.3)
+    with pytest.raises(TypeError, match="takes all data at once"):
+        bx.solve(instance.problem, instance.start, solver=bx.Adaptive())
+    with pytest.raises(TypeError, match="outer must be a StochasticProximalPoint"):
+        bx.solve(
+            instance.problem, instance.start, solver=bx.PenaltyMethod(outer=bx.ProximalPoint())
+        )
+    constrained = bx.ConstrainedBilevelProblem(
+        lambda x, y, d: jnp.sum(x * y),
+        lambda x, y, d: jnp.sum(y**2) + jnp.mean(d),
+        x=terms.Box(-1.0, 1.0),
+        y=terms.Box(-1.0, 1.0),
+        data=bx.data.Arrays(np.ones(9), batch=3),
+    )
+    with pytest.raises(TypeError, match="ConstrainedBilevelProblem"):
+        bx.solve(constrained, bx.Point(x=jnp.zeros(1), y=jnp.zeros(1)))
+    plain = library.get("unique_saddle")
+    with pytest.raises(ValueError, match="batches"):
+        bx.certify(plain.problem, plain.point, batches=10)
+
+
+def test_levels_see_their_own_samples():
+    """The upper level's mean is over its samples, the lower level's over its own."""
+    upper, lower = np.full(6, 2.0), np.full(9, -1.0)
+    problem = bx.BilevelProblem(
+        lambda x1, x2, y1, y2, d: jnp.sum((x1 - jnp.mean(d)) ** 2) + jnp.sum(y1**2),
+        lambda x1, y1, y2, d: jnp.sum((y1 - jnp.mean(d)) ** 2),
+        x1=terms.Box(-3.0, 3.0),
+        y1=terms.Box(-3.0, 3.0),
+        data=bx.data.Levels(bx.data.Arrays(upper, batch=2), bx.data.Arrays(lower, batch=3)),
+    )
+    solution = bx.solve(
+        problem,
+        bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(1)),
+        tolerance=0.05,
+        solver=method(30.0, steps=5, outer=10**6),
+        max_gradients=50_000,
+    )
+    assert solution.status == "certified", solution.status
+    np.testing.assert_allclose(solution.point.x1, 2.0, atol=0.05)
+    np.testing.assert_allclose(solution.point.y1, -1.0, atol=0.2)
