@@ -43,10 +43,15 @@ class Shuffle(eqx.Module):
             orders = jnp.concatenate([self.order[None], new])
             return orders[end // size], orders[places // size, places % size]
 
-        def same() -> tuple[Array, Array]:
-            return self.order, self.order[places]
-
-        order, numbers = renewed() if count >= capacity else lax.cond(end >= size, renewed, same)
+        if count >= capacity:
+            order, numbers = renewed()
+        else:
+            # A loop of at most one round, not a branch: under `vmap` both sides of a branch are
+            # computed always, and a permutation is dear.
+            here = self.order[jnp.minimum(places, capacity - 1)]
+            begin = (end >= size, self.order, here)
+            once = lambda carry: (jnp.zeros_like(carry[0]), *renewed())
+            _, order, numbers = lax.while_loop(lambda carry: carry[0], once, begin)
         return Shuffle(self.key, order, self.epoch + end // size, end % size), numbers
 
 
