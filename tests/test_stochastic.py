@@ -14,6 +14,9 @@ import pytest
 
 import bilevax as bx
 from bilevax import terms, trees
+from bilevax.certificates.judging import RUNS
+from bilevax.data.host import EPOCHS_APART
+from bilevax.data.source import HELD_OUT
 from bilevax.problems import library
 
 noisy = functools.cache(library.noisy)  # the same functions each time: one compilation serves all
@@ -154,7 +157,7 @@ instance = library.noisy("unique_saddle", deviation=0.3)
 inner = bx.SAPD(iterations=2, tau=0.08, sigma=0.08, theta=1.0)
 outer = bx.StochasticProximalPoint(iterations=10**6, inner=inner)
 solution = bx.solve(
-    instance.problem, instance.start, tolerance=1e-7, max_gradients=4_000, progress=False,
+    instance.problem, instance.start, tolerance=1e-7, max_gradients=70_000, progress=False,
     solver=bx.PenaltyMethod(epsilon=0.1, outer=outer), checkpoint=sys.argv[1], resume=sys.argv[1],
     callback=lambda s: print("look", flush=True),
 )
@@ -331,20 +334,85 @@ def test_data_from_the_host_is_solved_certified_by_samples_and_resumed(tmp_path)
 
 
 def test_broken_data_is_named_and_what_was_written_stays(tmp_path):
-    def broken(number):
+    mended = []
+
+    def make(number):
         for k, batch in enumerate(epoch(number)):
-            if k == 30:
+            if (number, k) == (2, 30) and not mended:
                 batch["lower"][5, 1] = np.nan
             yield batch
 
     start, file = noisy("unique_saddle", deviation=0.3).start, tmp_path / "kept.state"
-    problem = host_problem(lambda e: broken(e) if e == 2 else epoch(e))
-    options = {"tolerance": 1e-6, "progress": False, "checkpoint": file}
+    options = {"tolerance": 1e-6, "progress": False, "checkpoint": file, "solver": method()}
     with pytest.raises(bx.data.DataError, match="epoch 2") as error:
-        bx.solve(problem, start, solver=method(), max_gradients=400, **options)
+        bx.solve(host_problem(make), start, max_gradients=400, **options)
     assert (error.value.batch, error.value.index) == (30, 5)
-    kept = bx.solve(host_problem(epoch), start, solver=method(), max_gradients=1, resume=file)
-    assert kept.gradients > 60
+    # Every step before is there: two batches each, up to the eight at hand before the broken one.
+    mended.append(True)
+    kept = bx.solve(host_problem(make), start, max_gradients=1, resume=file, **options)
+    assert 2 * 40 + 30 - 8 <= kept.gradients <= 2 * 40 + 30
+    # Once mended, it goes on as if nothing had been.
+    again = bx.solve(host_problem(make), start, max_gradients=400, resume=file, **options)
+    whole = bx.solve(host_problem(make), start, max_gradients=400, **options)
+    a, b = (s.state.solver_state.outer.inner for s in (whole, again))
+    np.testing.assert_array_equal(a.x[0], b.x[0])
+
+
+def test_the_best_of_many_looks_is_confirmed_on_other_samples():
+    """Batches by which points are chosen flatter (f~ is steep there only); others do not."""
+    flattering = HELD_OUT + EPOCHS_APART * RUNS
+
+    def make(number):
+        slope = 0.0 if flattering <= number < flattering + EPOCHS_APART else 1.0
+        rng = np.random.default_rng(number)
+        for _ in range(40):
+            yield slope + 1e-9 * rng.normal(size=(8, 1))
+
+    problem = bx.BilevelProblem(
+        lambda x1, x2, y1, y2, d: jnp.sum(x1**2) + jnp.sum(y1**2) + jnp.mean(d) * jnp.sum(x1),
+        lambda x1, y1, y2, d: jnp.sum(y1**2),
+        x1=terms.Box(-1.0, 1.0),
+        y1=terms.Box(-1.0, 1.0),
+        data=bx.data.Host(make, batch=8),
+    )
+    start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(1))  # where the flattering ones see ε = 0
+    solution = bx.solve(
+        problem, start, tolerance=0.01, solver=method(30.0), max_gradients=20, progress=False
+    )
+    assert solution.status == "budget spent"
+    assert solution.certificate.epsilon > 0.5
+    # Samples that tell the truth lead to x1 = −½, and to a certificate of it.
+    steady = dataclasses.replace(problem, data=bx.data.Host(lambda e: make(1), batch=8))
+    solution = bx.solve(
+        steady, start, tolerance=0.05, solver=method(30.0, outer=10**6), max_gradients=50_000
+    )
+    assert solution.status == "certified", solution.status
+    assert solution.certificate.confidence > 0.95
+    np.testing.assert_allclose(solution.point.x1, -0.5, atol=0.05)
+
+
+def test_certificates_look_at_samples_that_were_held_out():
+    seen = []
+
+    def held(number):
+        seen.append(number)
+        yield from epoch(number)
+
+    problem = host_problem(epoch, held_out=held)
+    point = solved().point
+    first, again = (bx.certify(problem, point, batches=50) for _ in range(2))
+    assert first.as_dict() == again.as_dict()
+    assert sorted(set(seen)) == [0, 1, 2]  # of 40 batches each: 50 to seek witnesses, 50 to judge
+    other = bx.certify(problem, point, batches=50, key=1)
+    assert other.as_dict() != first.as_dict()
+    with pytest.raises(ValueError, match="held_out"):
+        bx.certify(host_problem(list(epoch(0))), point)
+
+
+def test_looks_at_all_samples_take_a_tenth_of_the_gradients():
+    solution = solved(max_gradients=30_000, solver=method(outer=10**6), tolerance=1e-7)
+    assert len(solution.history) > 5
+    assert solution.check_gradients <= 0.1 * solution.gradients + 2 * 200
 
 
 def test_what_does_not_take_minibatches_says_so():

@@ -19,7 +19,7 @@ import numpy as np
 
 from bilevax.problems import Point
 
-MAGIC = "bilevax run 3"
+MAGIC = "bilevax run 4"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,8 @@ class RunState:
     """Where a run stands: the solver's state, the best point so far, and what the checks saw.
 
     `lift` holds the multiplier bounds of a constrained problem, which grow during a run.
-    `fell_back_at` are the gradients after which the paper's method took over, if it did.
+    `fell_back_at` are the gradients after which the paper's method took over, if it did;
+    `confirmations` counts the times that a certificate from samples was tried on others.
     """
 
     solver_state: Any
@@ -39,6 +40,7 @@ class RunState:
     history: dict[str, list[float]]
     fingerprint: str
     fell_back_at: int | None = None
+    confirmations: int = 0
 
 
 def fingerprint(problem: Any, solver: Any, start: Point) -> str:
@@ -93,6 +95,7 @@ def save(path: str | Path, state: RunState) -> None:
         "seconds": state.seconds,
         "history": state.history,
         "fell_back_at": state.fell_back_at,
+        "confirmations": state.confirmations,
         "sha256": hashlib.sha256(leaves.getbuffer()).hexdigest(),
     }
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix="~")
@@ -131,6 +134,7 @@ def load(path: str | Path, like: Callable[[int | None], RunState]) -> RunState:
             history={name: list(column) for name, column in header["history"].items()},
             fingerprint=str(header["fingerprint"]),
             fell_back_at=None if header["fell_back_at"] is None else int(header["fell_back_at"]),
+            confirmations=int(header["confirmations"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise damaged from None

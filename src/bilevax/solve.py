@@ -19,17 +19,17 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import non_negative, warn, whole
-from bilevax.certificates import HELD_OUT, Certificate, judge
-from bilevax.certificates.sampled import averaged, drawn_batches, sampled_certificate
+from bilevax.certificates import Certificate
+from bilevax.certificates.judging import Judging
 from bilevax.certificates.sizes import line_sizes
 from bilevax.checkpoint import RunState, check_same_run, check_writable, fingerprint, load, save
+from bilevax.data import DataError
 from bilevax.diagnose import where_not_finite
 from bilevax.lift import Lift, first_lift, watched
 from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
 from bilevax.problems.lagrangian import bilevel_point, constrained_point, lagrangian
 from bilevax.problems.reformulate import penalty_blocks, penalty_point
 from bilevax.problems.stochastic import is_stochastic, reference
-from bilevax.problems.stochastic import whole as whole_problem
 from bilevax.problems.validate import require_precision, validate
 from bilevax.solution import History, Solution, SolveError, Status
 from bilevax.solvers import (
@@ -43,6 +43,8 @@ from bilevax.solvers import (
 # The certificate is looked at when the gradients have grown by this factor since the last look: a
 # schedule that depends on the iterates' count alone, so that no run depends on the clock.
 CHECK_FIRST, CHECK_GROWTH = 64, 1.05
+# Looks at all samples are dear where steps take minibatches: between two lie ten times their cost.
+CHECK_SPARING = 10
 # Between looks the program returns to the host this often, to show progress and to hear Ctrl-C.
 PIECE_SECONDS = 0.2
 # Stalled: over this factor in gradients, in which the point moved this often, ε fell by less than
@@ -50,10 +52,6 @@ PIECE_SECONDS = 0.2
 STALL_SPAN, STALL_MOVES, STALL_SHARE = 8.0, 30, 1e-3
 # No verdict of stalling before so many gradients: in its first steps a method learns.
 STALL_LEAST = 50_000
-# Minibatches for certificates where not all samples are in memory, and how sure these are.
-BATCHES_JUDGED, CONFIDENCE = 64, 0.95
-# Gradients that one look costs: one for the residuals, one for what rounding may add to them.
-GRADIENTS_PER_CHECK = 2
 
 
 RUNNING = Status("running", "Still running.")
@@ -146,6 +144,10 @@ def solve(
     bar = _Progress(progress, max_gradients)
     try:
         status = run.until(max_gradients, max_seconds, callback, checkpoint, bar)
+    except DataError:
+        if checkpoint is not None:  # of all steps before, to go on with once the data are mended
+            _save_or_warn(checkpoint, run.snapshot())
+        raise
     finally:
         bar.close()
     solution = run.solution(status)
@@ -163,11 +165,10 @@ class _Run:
         self, stated: Any, solver: Any, start: Point, tolerance: float, relative: float = 0.0
     ):
         self.stated, self.unprepared, self.start = stated, solver, start
-        # What is judged: all samples, or as many minibatches as tell something.
-        self.whole, self.batches = whole_problem(stated), None
-        if self.whole is None:
-            self.batches = drawn_batches(stated, BATCHES_JUDGED, HELD_OUT)
-            self.whole = averaged(stated, self.batches)
+        self.judging = Judging.of(stated, sizes=relative > 0)
+        self.between = max(CHECK_FIRST, CHECK_SPARING * self.judging.cost)
+        self.confirmations = 0  # of certificates from samples, on others
+        self.refuted: Certificate | None = None
         self.tolerance, self.relative = tolerance, relative
         # Several processes run the same program: what one does, all must do.
         self.together = jax.process_count() > 1
@@ -182,7 +183,7 @@ class _Run:
         zero = jnp.asarray(0)
         jax.block_until_ready(_advance(self.solver, self.problem, self.state, zero))
         self.best = self._stated_point(_output(self.solver, self.problem, self.state))
-        self.certificate = self._judged(self.best)
+        self.certificate = self.judging(self.best)
         self.compile_seconds = time.perf_counter() - begun
         self.begun = time.perf_counter()
         self.history: dict[str, list[float]] = {}
@@ -207,12 +208,6 @@ class _Run:
         self.solver = solver.prepare(self.problem, start, tolerance)
         return start
 
-    def _judged(self, point: Point) -> Certificate:
-        certificate = judge(self.whole, point, sizes=self.relative > 0)
-        if self.batches is None:
-            return certificate
-        return sampled_certificate(self.stated, point, self.batches, certificate, CONFIDENCE)
-
     def _refilled(self, state: Any) -> Any:
         """With samples from the host for the steps to come, if the data are there."""
         stream = self.solver.stream(state)
@@ -222,6 +217,21 @@ class _Run:
 
     def _holds(self, certificate: Certificate) -> bool:
         return certificate.certified(self.tolerance, self.relative)
+
+    def _confirmed(self) -> bool:
+        """Whether the best point is certified; if only samples say so, whether others agree."""
+        if self.certificate is self.refuted or not self._holds(self.certificate):
+            return False
+        if self.judging.exact:
+            return True
+        self.confirmations += 1
+        self.check_gradients += self.judging.cost
+        again = self.judging.confirmed(self.best, self.confirmations)
+        if not self._holds(again):
+            self.refuted = self.certificate
+            return False
+        self.certificate = again
+        return True
 
     def _excess(self, certificate: Certificate) -> float:
         """What is to become small: ε, or the largest line against what it may be."""
@@ -259,6 +269,7 @@ class _Run:
             history={name: list(column) for name, column in self.history.items()},
             fingerprint=self.fingerprint,
             fell_back_at=self.fell_back_at,
+            confirmations=self.confirmations,
         )
 
     def _fresh(self, fell_back_at: int | None) -> RunState:
@@ -292,7 +303,7 @@ class _Run:
         jax.block_until_ready(_advance(self.solver, self.problem, self.state, jnp.asarray(0)))
         taken = time.perf_counter() - begun
         self.compile_seconds, self.begun = self.compile_seconds + taken, self.begun + taken
-        self.next_check = max(self.next_check, self.gradients + CHECK_FIRST)
+        self.next_check = max(self.next_check, self.gradients + self.between)
         return ""
 
     def resume(self, source: RunState | str | Path) -> None:
@@ -304,9 +315,10 @@ class _Run:
         self._build()
         self.next_check, self.check_gradients = saved.next_check, saved.check_gradients
         self.seconds_before, self.watched_at = saved.seconds, saved.next_check
+        self.confirmations = saved.confirmations
         self.looked_at = int(saved.history["gradients"][-1])
         self.history = {name: list(column) for name, column in saved.history.items()}
-        self.certificate = self._judged(self.best)
+        self.certificate = self.judging(self.best)
 
     def until(
         self,
@@ -323,7 +335,7 @@ class _Run:
         seconds_before, why_not = self.seconds, ""
         try:
             while True:
-                if self._holds(self.certificate):
+                if self._confirmed():
                     return self._certified()
                 done, finite = self._to_next_check(most, max_seconds, seconds_before, bar)
                 if not finite:
@@ -333,10 +345,10 @@ class _Run:
                 if checkpoint is not None:
                     _save_or_warn(checkpoint, self.snapshot())
                 stop = callback is not None and _asks_to_stop(callback(self.solution(RUNNING)))
-                if self._holds(self.certificate):
+                if self._confirmed():
                     return self._certified()
                 if stop:
-                    return Status("interrupted", f"Stopped by the callback. {self._so_far()}")
+                    return Status("interrupted", f"Stopped by the callback. {self._ending()}")
                 no_room = self.gradients + self.solver.gradients_per_step > most
                 late = self._late(max_seconds, seconds_before)
                 stalled = self._stalled()
@@ -353,10 +365,10 @@ class _Run:
                     return Status(
                         "stalled",
                         f"Stalled: ε has not fallen since {self.gradients / STALL_SPAN:.0f} "
-                        f"gradients. {self._so_far()} {self._advice()}{why_not}",
+                        f"gradients. {self._ending()} {self._advice()}{why_not}",
                     )
         except KeyboardInterrupt:
-            return Status("interrupted", f"Interrupted. {self._so_far()}")
+            return Status("interrupted", f"Interrupted. {self._ending()}")
 
     def _to_next_check(
         self, most: int, max_seconds: float | None, seconds_before: float, bar: _Progress
@@ -371,7 +383,8 @@ class _Run:
             taken = time.perf_counter() - begun
             if not finite:
                 return done, False
-            self.state = self._refilled(state)
+            self.state = state
+            self.state = self._refilled(state)  # which may fail: what was done until here stays
             if self.together:
                 self.piece = 1 << 30  # no process may go by its own clock
             elif self.gradients > before and self.gradients - before >= self.piece // 2:
@@ -382,7 +395,7 @@ class _Run:
             reached = self.gradients + self.solver.gradients_per_step > mark
             if reached and self.next_check <= most:
                 following = math.ceil(self.next_check * CHECK_GROWTH)
-                self.next_check = max(following, self.next_check + CHECK_FIRST)
+                self.next_check = max(following, self.next_check + self.between)
             elif self.gradients == before and not done and not reached:
                 self.piece *= 2  # one step needs more gradients than a piece had room for
             if done or over or reached:
@@ -413,8 +426,8 @@ class _Run:
         self.looked_at = self.gradients
         point = _output(self.solver, self.problem, self.state)
         stated = self._stated_point(point)
-        certificate = self._judged(stated)
-        self.check_gradients += GRADIENTS_PER_CHECK
+        certificate = self.judging(stated)
+        self.check_gradients += self.judging.cost
         if self._excess(certificate) <= self._excess(self.certificate):
             self.best, self.certificate = stated, certificate
         self._record(certificate)
@@ -455,7 +468,10 @@ class _Run:
             return False
         return min(late) > (1 - STALL_SHARE) * min(early)
 
-    def _so_far(self) -> str:
+    def _ending(self) -> str:
+        """How good the best point is, judged for the last time."""
+        if not self.judging.exact:
+            self.certificate = self.judging.last(self.best, self.gradients)
         return (
             f"The best point is certified at ε = {self.certificate.epsilon:.3g} only, not "
             f"{self._wanted() if self.relative else f'at {self.tolerance:g}'}, after "
@@ -503,14 +519,14 @@ class _Run:
     def _spent(self, what: str) -> Status:
         return Status(
             "budget spent",
-            f"The budget {what} is spent. {self._so_far()} Give a larger one, which resume="
+            f"The budget {what} is spent. {self._ending()} Give a larger one, which resume="
             "solution.state can go on with.",
         )
 
     def _stopped_itself(self, why_not: str = "") -> Status:
         return Status(
             "stalled",
-            f"{type(self.solver).__name__}'s own stopping test holds. {self._so_far()} "
+            f"{type(self.solver).__name__}'s own stopping test holds. {self._ending()} "
             f"{self._advice()}{why_not}",
         )
 
@@ -518,9 +534,9 @@ class _Run:
         limit = min(self.next_check, most, self.gradients + self.piece)
         output = lambda state: self._stated_point(self.solver.output(self.problem, state))
         where, self.state = where_not_finite(
-            self.whole, output, self._advanced, self.state, self.gradients, limit
+            self.judging.problem, output, self._advanced, self.state, self.gradients, limit
         )
-        return Status("not finite", f"Not finite: {where}. {self._so_far()}")
+        return Status("not finite", f"Not finite: {where}. {self._ending()}")
 
     def solution(self, status: Status) -> Solution:
         columns = {name: np.asarray(column) for name, column in self.history.items()}

@@ -11,19 +11,20 @@ import jax.numpy as jnp
 from bilevax import arguments, trees
 from bilevax.arguments import positive
 from bilevax.certificates.certificate import Certificate
-from bilevax.certificates.constrained import ConstrainedKKTCertificate, constrained_kkt
+from bilevax.certificates.constrained import ConstrainedKKTCertificate
 from bilevax.certificates.constrained_witness import constrained_witnesses
-from bilevax.certificates.kkt import KKTCertificate, kkt
+from bilevax.certificates.judge import Problem, judge
+from bilevax.certificates.judging import BATCHES, RUNS
+from bilevax.certificates.kkt import KKTCertificate
 from bilevax.certificates.sampled import (
     SampledCertificate,
     averaged,
     drawn_batches,
     sampled_certificate,
 )
-from bilevax.certificates.sizes import line_sizes
-from bilevax.certificates.stationarity import StationarityCertificate, stationarity
+from bilevax.certificates.stationarity import StationarityCertificate
 from bilevax.certificates.witness import best_rho, respond
-from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
+from bilevax.problems import ConstrainedBilevelProblem, MinimaxProblem, Point
 from bilevax.problems.stochastic import is_stochastic, whole
 from bilevax.problems.validate import check_functions, check_point
 
@@ -36,11 +37,6 @@ __all__ = [
     "certify",
     "judge",
 ]
-
-# Keys of certificates are apart from those of solvers, which count from 0.
-HELD_OUT = 1 << 30
-
-Problem = BilevelProblem | ConstrainedBilevelProblem | MinimaxProblem
 
 
 def certify(
@@ -67,7 +63,8 @@ def certify(
 
     A problem whose data is a source of minibatches is judged on all its samples, exactly, if these
     are in memory. If not, or with `batches`, so many minibatches are drawn (64, from a stream of
-    their own for `key`), and a `SampledCertificate` says what holds with probability `confidence`.
+    their own for `key`), and a `SampledCertificate` says what holds with probability `confidence`;
+    missing witnesses are sought on as many others.
     """
     positive(rho, "rho")
     if is_stochastic(problem):
@@ -106,22 +103,16 @@ def _with_witnesses(problem: Any, point: Point, rho: Any) -> tuple[Any, Point]:
 def _sampled(
     problem: Any, point: Point, rho: Any, batches: int | None, confidence: float, key: int
 ) -> SampledCertificate:
-    count = 64 if batches is None else batches
+    count = BATCHES if batches is None else batches
     arguments.whole(count, "batches", 2)
+    arguments.whole(key, "key", 0)
+    if key >= RUNS:
+        raise ValueError(f"key must be below {RUNS}, not {key}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be a probability between 0 and 1, not {confidence}")
-    some = drawn_batches(problem, count, key + HELD_OUT)
-    mean, point = _with_witnesses(averaged(problem, some), point, rho)
-    estimate = judge(mean, point, sizes=True)
-    return sampled_certificate(problem, point, some, estimate, confidence)
-
-
-def judge(problem: Problem, point: Point, *, sizes: bool = False) -> Certificate:
-    """The certificate of a point that has all its witnesses; with `sizes`, those of its lines."""
-    floats = lambda values: {k: float(v) for k, v in jax.device_get(values).items()}
-    measured = floats(line_sizes(problem, point)) if sizes else {}
-    if isinstance(problem, MinimaxProblem):
-        return StationarityCertificate(**floats(stationarity(problem, point)), sizes=measured)
-    if isinstance(problem, ConstrainedBilevelProblem):
-        return ConstrainedKKTCertificate(**floats(constrained_kkt(problem, point)), sizes=measured)
-    return KKTCertificate(**floats(kkt(problem, point)), sizes=measured)
+    # Witnesses that fit the samples they are judged on would look better than they are.
+    drawn = drawn_batches(problem, 2 * count, key)
+    half = lambda begin: jax.tree.map(lambda b: b[begin : begin + count], drawn)
+    _, point = _with_witnesses(averaged(problem, half(0)), point, rho)
+    estimate = judge(averaged(problem, half(count)), point, sizes=True)
+    return sampled_certificate(problem, point, half(count), estimate, confidence)

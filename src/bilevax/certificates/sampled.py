@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.certificate import Certificate
+from bilevax.data.source import HELD_OUT
 from bilevax.problems import BilevelProblem, MinimaxProblem, Point
 from bilevax.problems.reformulate import penalty, penalty_blocks
 from bilevax.problems.stochastic import on
@@ -47,8 +48,8 @@ class SampledCertificate(Certificate):
     itself is larger, over the draw of the m minibatches. Every distance changes by at most the
     error of the gradient, so with r² = E‖ḡ − ∇P‖² it stays within r/√α of its estimate, but for a
     share α of all draws, whatever the distribution (Chebyshev). r² is the variance over the
-    minibatches divided by m. The gap's bound changes by the error of the values, and by that of
-    the gradients times the diameters.
+    minibatches divided by m, itself an estimate. The gap's bound changes by the error of the
+    values, and by that of the gradients times the diameters.
     """
 
     estimate: Certificate = dataclasses.field(kw_only=True)
@@ -135,8 +136,8 @@ def _variances(problem: Any, point: Point, batches: Tree) -> tuple[Array, Array]
 
 def drawn_batches(problem: Any, count: int, key: int) -> Tree:
     """So many minibatches of the problem's source, stacked, on a stream of their own."""
-    source = problem.data
-    state, batches = source.init(jax.random.key(key)), []
+    source = problem.data.held_out(key)
+    state, batches = source.init(HELD_OUT + key), []
     draw = eqx.filter_jit(source.draw)
     for _ in range(count):
         if not bool(source.ready(state)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,9 +14,26 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax.arguments import whole
-from bilevax.data.reader import Epochs, Reader
-from bilevax.data.source import Source, as_key
+from bilevax.data.reader import Epochs, Reader, named
+from bilevax.data.source import HELD_OUT, Source, as_key
 from bilevax.trees import Tree
+
+# So many epochs lie between the first ones of two certificates.
+EPOCHS_APART = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Later:
+    """The epochs of a function from some number on."""
+
+    make: Callable[[int], Iterable[Tree]]
+    first: int
+
+    def __call__(self, epoch: int) -> Iterable[Tree]:
+        return self.make(self.first + epoch)
+
+    def __repr__(self) -> str:
+        return f"Later({named(self.make)}, {self.first})"
 
 
 class HostState(eqx.Module):
@@ -39,11 +57,15 @@ class Host(Source[HostState]):
     `buffer` batches are at hand for compiled loops, and a thread reads as many ahead. `example` is
     one batch, or its shapes; without it `init` reads the first. An epoch is the whole iterable, or
     its first `batches_per_epoch` batches.
+
+    Certificates draw from epochs that no run reaches, make(2³⁰), make(2³⁰ + 1), …, which must be
+    shuffled anew each; or from `held_out(epoch)`, a function like `make` of other samples.
     """
 
     batch: int = eqx.field(static=True)
     buffer: int = eqx.field(static=True)
     reader: Reader = eqx.field(static=True)
+    others: Later | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -53,16 +75,25 @@ class Host(Source[HostState]):
         example: Tree = None,
         buffer: int = 8,
         batches_per_epoch: int | None = None,
+        held_out: Callable[[int], Iterable[Tree]] | None = None,
     ):
         whole(batch, "Host: batch", 1)
         whole(buffer, "Host: buffer", 1)
         if batches_per_epoch is not None:
             whole(batches_per_epoch, "Host: batches_per_epoch", 1)
             batches_per_epoch = int(batches_per_epoch)
-        check_make(make)
+        check_make(make, "make")
+        if held_out is not None:
+            check_make(held_out, "held_out")
+            if not callable(held_out):
+                raise TypeError("Host: held_out must be a function held_out(epoch)")
         self.batch, self.buffer = int(batch), int(buffer)
         epochs = Epochs(make, self.batch, batches_per_epoch)
         self.reader = Reader(epochs, self.buffer, shapes_of(example, self.batch))
+        if held_out is not None:
+            self.others = Later(held_out, 0)
+        else:
+            self.others = Later(make, HELD_OUT) if callable(make) else None
 
     def init(self, key: Any) -> HostState:
         as_key(key)
@@ -105,28 +136,42 @@ class Host(Source[HostState]):
             drawn=state.drawn,
         )
 
+    def held_out(self, key: int) -> Host:
+        if self.others is None:
+            raise ValueError(
+                "Host: the same batches in each epoch say nothing of a certificate's confidence; "
+                "pass a function make(epoch) that shuffles, or held_out=, or hold all samples in "
+                "memory with bilevax.data.Arrays"
+            )
+        return Host(
+            Later(self.others.make, self.others.first + EPOCHS_APART * key),
+            batch=self.batch,
+            example=self.reader.shapes(),
+            buffer=self.buffer,
+        )
+
     def everything(self) -> None:
         return None
 
 
-def check_make(make: Any) -> None:
+def check_make(make: Any, name: str) -> None:
     """Refuse what cannot be read once an epoch."""
     if isinstance(make, Iterator):
         raise TypeError(
-            f"Host: make is a {type(make).__name__}, which can be read only once; pass a function "
-            "make(epoch) that returns a new one, such as the generator function itself"
+            f"Host: {name} is a {type(make).__name__}, which can be read only once; pass a "
+            f"function {name}(epoch) that returns a new one, such as the generator function itself"
         )
     if callable(make):
         try:
             inspect.signature(make).bind(0)
         except TypeError as error:
-            raise TypeError(f"Host: make must take the epoch, as in make(0); {error}") from None
+            raise TypeError(f"Host: {name} must take the epoch, as in {name}(0); {error}") from None
         except ValueError:  # a builtin that does not tell its arguments
             pass
     elif not isinstance(make, Iterable):
         raise TypeError(
-            "Host: make must be a function make(epoch) that returns an iterable of batches, or "
-            f"such an iterable, not {make!r}"
+            f"Host: {name} must be a function {name}(epoch) that returns an iterable of batches, "
+            f"or such an iterable, not {make!r}"
         )
 
 

@@ -65,6 +65,9 @@ class Levels(Source[LevelsState]):
     def refilled(self, state: LevelsState) -> LevelsState:
         return LevelsState(self.upper.refilled(state.upper), self.lower.refilled(state.lower))
 
+    def held_out(self, key: int) -> Levels:
+        return Levels(self.upper.held_out(key), self.lower.held_out(key))
+
     def everything(self) -> LevelBatch | None:
         upper, lower = self.upper.everything(), self.lower.everything()
         return None if upper is None or lower is None else LevelBatch(upper, lower)

@@ -159,6 +159,9 @@ class Reader:
         return Ahead(self._epochs.after(position, shapes), self._depth)
 
     def __repr__(self) -> str:
-        # Part of a run's fingerprint, so it must be the same in the next process.
-        make = self._epochs.make
-        return f"Reader({getattr(make, '__qualname__', type(make).__name__)})"
+        return f"Reader({named(self._epochs.make)})"
+
+
+def named(make: Any) -> str:
+    """A function's name. As part of a run's fingerprint it is the same in the next process."""
+    return getattr(make, "__qualname__", type(make).__name__)

@@ -15,6 +15,8 @@ from bilevax.trees import Tree
 
 State = TypeVar("State")
 
+# Keys and epochs of certificates are apart from those of solvers, which count from 0.
+HELD_OUT = 1 << 30
 # One generator for all streams, whatever JAX's default is where a stored state is taken up.
 GENERATOR = "threefry2x32"
 
@@ -47,6 +49,13 @@ class Source(eqx.Module, Generic[State]):
     @abc.abstractmethod
     def everything(self) -> Tree | None:
         """All samples as one batch; None if they are not in memory."""
+
+    def held_out(self, key: int) -> Source:
+        """Where a certificate draws its minibatches, with `init(HELD_OUT + key)`.
+
+        They must not depend on those that a method has drawn.
+        """
+        return self
 
 
 def as_key(key: Any) -> Array:
