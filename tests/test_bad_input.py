@@ -627,7 +627,12 @@ SOLVERS = [
     ),
     row("inner", lambda: bx.ProximalPoint(inner="OptFOM"), TypeError, "inner … OptFOM()"),
     row("inner-other", lambda: bx.ProximalPoint(inner=bx.ProximalPoint()), TypeError, "inner"),
-    row("starter", lambda: bx.PenaltyMethod(starter=None), TypeError, "starter … ExtraGradient()"),
+    row(
+        "starter",
+        lambda: bx.PenaltyMethod(starter=bx.OptFOM()),
+        TypeError,
+        "starter … ExtraGradient()",
+    ),
     row("outer", lambda: bx.PenaltyMethod(outer=bx.OptFOM()), TypeError, "outer … ProximalPoint"),
 ]
 

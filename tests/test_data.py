@@ -3,6 +3,7 @@
 import gc
 import io
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -94,21 +95,79 @@ def test_each_sample_comes_exactly_once_an_epoch(count, data):
         assert sorted(epoch) == list(range(count))
 
 
-def test_the_stream_is_one_permutation_per_epoch_from_the_folded_key():
+def orders(count, keys, epochs=1):
+    """The first permutations of many streams."""
+    source = Arrays({"i": np.arange(count)}, count)
+
+    @jax.jit
+    @jax.vmap
+    def several(key):
+        state, seen = source.init(key), []
+        for _ in range(epochs):
+            state, batch = source.draw(state)
+            seen.append(batch["i"])
+        return jnp.stack(seen)
+
+    return np.asarray(several(jax.random.split(jax.random.key(0), keys)))
+
+
+def chi_squared(counts, expected):
+    return np.sum((np.asarray(counts) - expected) ** 2) / expected
+
+
+def test_epochs_are_swap_or_not_permutations_of_the_key():
+    """In plain Python, with integers that do not overflow."""
+
+    def mixed(x):
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+            x = ((x ^ (x >> shift)) * factor) & 0xFFFFFFFF
+        return x ^ (x >> 16)
+
     key = jax.random.key(3)
+    a, b = (int(word) for word in jax.random.key_data(key))
     stream = indices(Arrays(samples(11), 4), key, 9)
     for epoch in range(3):
-        ranks = jax.random.bits(jax.random.fold_in(key, epoch), (11,), jnp.uint32)
-        assert np.array_equal(stream[11 * epoch : 11 * (epoch + 1)], np.argsort(ranks))
+        one = mixed(mixed((a + epoch) & 0xFFFFFFFF) ^ b)
+        other = mixed(mixed((b + epoch) & 0xFFFFFFFF) ^ a)
+        expected = []
+        for i in range(11):
+            for r in range(4 * 8):
+                counted = r * 0x9E3779B9 & 0xFFFFFFFF
+                mirror = (mixed((one + counted) & 0xFFFFFFFF) >> 16) * 11 >> 16
+                partner = (mirror - i) % 11
+                if mixed(max(i, partner) ^ mixed(other ^ counted)) >> 31:
+                    i = partner
+            expected.append(i)
+        assert list(stream[11 * epoch : 11 * (epoch + 1)]) == expected
 
 
-def test_all_orders_are_equally_likely():
-    init = jax.jit(jax.vmap(Arrays(samples(3), 3).init))
-    orders = np.asarray(init(jax.random.split(jax.random.key(0), 6000)).stream.order)
-    counts = Counter(map(tuple, orders.tolist()))
-    assert len(counts) == 6
-    chi_squared = sum((count - 1000) ** 2 / 1000 for count in counts.values())
-    assert chi_squared < 20.5  # one in a thousand with 5 degrees of freedom
+@pytest.mark.parametrize(("count", "limit"), [(2, 10.9), (3, 20.6), (4, 49.8)])
+def test_all_orders_are_equally_likely(count, limit):
+    """Up to a limit that χ² of count! − 1 degrees of freedom exceeds once in a thousand."""
+    keys, many = 24_000, math.factorial(count)
+    counts = Counter(map(tuple, orders(count, keys)[:, 0].tolist()))
+    assert len(counts) == many
+    assert chi_squared(list(counts.values()), keys / many) < limit
+
+
+def test_orders_have_no_pattern():
+    """Places of a sample, neighbours, and sums over the first fifth are as for random orders."""
+    count, keys = 100, 4_000
+    found = orders(count, keys, epochs=2)
+    for epoch in (0, 1):
+        order = found[:, epoch]
+        for place in (0, 1, count // 2, count - 1):
+            assert chi_squared(np.bincount(order[:, place], minlength=count), keys / count) < 149
+        apart = np.bincount(((order[:, 1:] - order[:, :-1]) % count).ravel(), minlength=count)[1:]
+        assert chi_squared(apart, keys) < 148
+        few = count // 5
+        for values in (np.arange(count), (-1.0) ** np.arange(count), np.arange(count) < 50):
+            sums = np.sum(values[order[:, :few]], axis=1)
+            right = few * (count - few) / (count - 1) * np.var(values)
+            assert np.var(sums) == pytest.approx(right, rel=0.12)  # five times its own deviation
+    # One epoch says nothing of the next.
+    same_place = np.mean(np.sum(found[:, 0] == found[:, 1], axis=1))
+    assert same_place == pytest.approx(1, abs=0.08)
 
 
 @pytest.mark.parametrize("name", ["arrays", "stratified"])
@@ -126,7 +185,7 @@ def test_the_rows_of_all_arrays_belong_together():
 
 def test_a_key_of_another_generator_is_taken():
     source = Arrays(samples(11), 4)
-    assert source.init(jax.random.key(0, impl="rbg")).stream.key.shape == (2,)
+    assert source.init(jax.random.key(0, impl="rbg")).stream.keys.shape == (1, 2)
 
 
 @pytest.mark.parametrize("key", [True, 0.5, None, jax.random.key_data(jax.random.key(0))])

@@ -42,6 +42,7 @@ from bilevax.terms import (
     Term,
     as_term,
 )
+from bilevax.terms._waterfill import waterfill
 
 INF = np.inf
 
@@ -1313,3 +1314,19 @@ def test_shapes_are_enough_for_the_bounds(name):
 def test_repr_shows_numbers_as_numbers():
     assert repr(Box(-1.0, np.ones(3))) == "Box(lower=-1, upper=array(3,))"
     assert repr(2.0 * L1(0.5)) == "Scaled(term=L1(weight=0.5, lower=-inf, upper=inf), factor=2)"
+
+
+@pytest.mark.parametrize("total", [1.0, 1.8])  # 1.8: three at their caps is one answer of many
+def test_few_entries_and_many_have_the_same_level(total):
+    """Entries that cannot move make the vector long: it then takes another way, with a loop."""
+    rng = np.random.default_rng(0)
+    for scale in (1e-3, 1.0, 1e6):
+        v = np.round(scale * rng.normal(size=(20, 8)), 6)
+        v[:5] = v[:5, :1]  # ties
+        bounds = np.zeros(8), np.full(8, 0.6)
+        for row in v:
+            few = waterfill(*map(jnp.asarray, (row, *bounds, total)))
+            longer = [np.concatenate([a, np.zeros(40)]) for a in (row, *bounds)]
+            many = waterfill(*map(jnp.asarray, (*longer, total)))
+            np.testing.assert_allclose(few, many[:8], atol=1e-12)
+            np.testing.assert_allclose(jnp.sum(few), total, atol=1e-12)

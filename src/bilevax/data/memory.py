@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from bilevax.arguments import whole
 from bilevax.data.checks import as_samples
-from bilevax.data.shuffle import Shuffle
+from bilevax.data.shuffle import Shuffle, rounds_for
 from bilevax.data.source import Source, State, as_key
 from bilevax.trees import Tree
 
@@ -67,12 +67,12 @@ class Arrays(InMemory[ArraysState]):
         self.sharding = check_sharding(sharding, self.arrays, self.batch, "Arrays")
 
     def init(self, key: Any) -> ArraysState:
-        count = jax.tree.leaves(self.arrays)[0].shape[0]
-        return ArraysState(Shuffle.begin(as_key(key), count, count), jnp.zeros((), int))
+        return ArraysState(Shuffle.begin(as_key(key)[None]), jnp.zeros((), int))
 
     def draw(self, state: ArraysState) -> tuple[ArraysState, Tree]:
-        count = state.stream.order.shape[0]
-        stream, indices = state.stream.take(self.batch, count, count)
+        count = jax.tree.leaves(self.arrays)[0].shape[0]
+        sizes = jnp.asarray([count], jnp.int32)
+        stream, indices = state.stream.take((self.batch,), sizes, rounds_for(count))
         return ArraysState(stream, state.drawn + self.batch), self.rows(indices)
 
 

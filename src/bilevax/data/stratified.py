@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Sharding
 from jaxtyping import Array
 
 from bilevax.arguments import whole
 from bilevax.data.checks import as_samples
 from bilevax.data.memory import InMemory, check_sharding
-from bilevax.data.shuffle import Shuffle
+from bilevax.data.shuffle import Shuffle, rounds_for
 from bilevax.data.source import as_key
 from bilevax.trees import Tree
 
 
-class Alike(NamedTuple):
-    """Groups with the same quota and, up to a factor 2, the same size: least ≤ size ≤ most."""
-
-    quota: int
-    least: int
-    most: int
-    groups: tuple[int, ...]
-
-
 class StratifiedState(eqx.Module):
-    """For each kind of groups alike their streams, stacked."""
-
-    streams: tuple[Shuffle, ...]
+    streams: Shuffle  # one of each group
     drawn: Array
 
 
@@ -49,7 +37,6 @@ class Stratified(InMemory[StratifiedState]):
     arrays: Tree
     members: Array  # the samples, group by group
     sizes: Array
-    kinds: tuple[Alike, ...] = eqx.field(static=True)
     per_group: tuple[int, ...] = eqx.field(static=True)
     batch: int = eqx.field(static=True)
     sharding: Sharding | None = eqx.field(static=True)
@@ -69,44 +56,20 @@ class Stratified(InMemory[StratifiedState]):
         sizes = np.bincount(labels)
         self.sizes = jnp.asarray(sizes, jnp.int32)
         self.per_group = check_quotas(per_group, batch, sizes)
-        self.kinds = kinds_of(sizes, self.per_group)
         self.batch = sum(self.per_group)
         self.sharding = check_sharding(sharding, self.arrays, self.batch, "Stratified")
 
     def init(self, key: Any) -> StratifiedState:
         keys = jax.random.split(as_key(key), len(self.per_group))
-
-        def begin(kind: Alike) -> Shuffle:
-            which = jnp.asarray(kind.groups)
-            one = lambda pair: Shuffle.begin(pair[0], pair[1], kind.most)
-            return lax.map(one, (keys[which], self.sizes[which]))
-
-        return StratifiedState(tuple(begin(kind) for kind in self.kinds), jnp.zeros((), int))
+        return StratifiedState(Shuffle.begin(keys), jnp.zeros((), int))
 
     def draw(self, state: StratifiedState) -> tuple[StratifiedState, Tree]:
+        rounds = rounds_for(self.members.size)
+        streams, numbers = state.streams.take(self.per_group, self.sizes, rounds)
         begins = jnp.cumsum(self.sizes, dtype=jnp.int32) - self.sizes
-        streams, chosen = [], {}
-        for stacked, kind in zip(state.streams, self.kinds):
-            which = jnp.asarray(kind.groups)
-            # One after the other, not vmapped: a group is shuffled only when its epoch ends.
-            one = lambda pair, kind=kind: pair[0].take(kind.quota, pair[1], kind.least)
-            stacked, numbers = lax.map(one, (stacked, self.sizes[which]))
-            streams.append(stacked)
-            chosen |= zip(kind.groups, begins[which][:, None] + numbers)
-        places = jnp.concatenate([chosen[g] for g in range(len(self.per_group))])
-        state = StratifiedState(tuple(streams), state.drawn + self.batch)
+        places = begins[np.repeat(np.arange(len(self.per_group)), self.per_group)] + numbers
+        state = StratifiedState(streams, state.drawn + self.batch)
         return state, self.rows(self.members[places])
-
-
-def kinds_of(sizes: np.ndarray, per_group: tuple[int, ...]) -> tuple[Alike, ...]:
-    """The groups by kind: a program for each kind, not each group, compiles much faster."""
-    kinds: dict[tuple[int, int], list[int]] = {}
-    for g, (size, quota) in enumerate(zip(sizes.tolist(), per_group)):
-        kinds.setdefault((quota, (size - 1).bit_length()), []).append(g)
-    return tuple(
-        Alike(quota, int(sizes[groups].min()), int(sizes[groups].max()), tuple(groups))
-        for (quota, _), groups in kinds.items()
-    )
 
 
 def check_groups(groups: Any, count: int) -> np.ndarray:
