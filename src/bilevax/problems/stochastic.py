@@ -21,7 +21,7 @@ from bilevax.terms import PerLeaf, Term
 from bilevax.trees import Tree
 
 # Minibatches, and points besides the start, at which a deviation is measured.
-BATCHES, POINTS = 32, 3
+BATCHES, POINTS = 64, 3
 
 Problem = TypeVar("Problem", bound=Any)
 
