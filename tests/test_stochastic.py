@@ -423,15 +423,14 @@ def test_what_does_not_take_minibatches_says_so():
         bx.solve(
             instance.problem, instance.start, solver=bx.PenaltyMethod(outer=bx.ProximalPoint())
         )
-    constrained = bx.ConstrainedBilevelProblem(
-        lambda x, y, d: jnp.sum(x * y),
-        lambda x, y, d: jnp.sum(y**2) + jnp.mean(d),
-        x=terms.Box(-1.0, 1.0),
-        y=terms.Box(-1.0, 1.0),
-        data=bx.data.Arrays(np.ones(9), batch=3),
-    )
     with pytest.raises(TypeError, match="ConstrainedBilevelProblem"):
-        bx.solve(constrained, bx.Point(x=jnp.zeros(1), y=jnp.zeros(1)))
+        bx.ConstrainedBilevelProblem(
+            lambda x, y, d: jnp.sum(x * y),
+            lambda x, y, d: jnp.sum(y**2) + jnp.mean(d),
+            x=terms.Box(-1.0, 1.0),
+            y=terms.Box(-1.0, 1.0),
+            data=bx.data.Arrays(np.ones(9), batch=3),
+        )
     plain = library.get("unique_saddle")
     with pytest.raises(ValueError, match="batches"):
         bx.certify(plain.problem, plain.point, batches=10)
@@ -457,3 +456,79 @@ def test_levels_see_their_own_samples():
     assert solution.status == "certified", solution.status
     np.testing.assert_allclose(solution.point.x1, 2.0, atol=0.05)
     np.testing.assert_allclose(solution.point.y1, -1.0, atol=0.2)
+
+
+@pytest.mark.parametrize("name", ["matrix_game", "worst_group"])
+def test_the_default_needs_no_setting(name):
+    """`benchmarks/stochastic.py` has all problems, over 20 keys."""
+    instance = noisy(name, deviation=0.3)
+    solution = bx.solve(instance.problem, instance.start, tolerance=0.1, max_gradients=100_000)
+    assert solution.status == "certified", solution.status
+    assert type(solution.certificate) is bx.KKTCertificate
+
+
+def test_a_minimax_problem_is_solved_by_minibatches_too():
+    """½x² + xy − ½y² + ξ(x − y) has its saddle point at 0, as the samples' mean is 0."""
+    samples = np.random.default_rng(0).normal(size=(500, 1))
+    problem = bx.MinimaxProblem(
+        lambda x, y, d: jnp.sum(x**2 / 2 + x * y - y**2 / 2 + jnp.mean(d) * (x - y)),
+        terms.Box(-2.0, 2.0),
+        terms.Box(-2.0, 2.0),
+        data=bx.data.Arrays(samples - samples.mean(0), batch=5),
+    )
+    start = bx.Point(x=jnp.ones(1), y=jnp.ones(1))
+    solution = bx.solve(problem, start, tolerance=0.05, max_gradients=100_000)
+    assert solution.status == "certified", solution.status
+    np.testing.assert_allclose(solution.point.x, 0.0, atol=0.1)
+
+
+def test_the_prediction_is_the_theorems():
+    """K of the proof of thm:minmax_stoch and T of eq:sapd_T, from the printed constants."""
+    instance = noisy("unique_saddle", deviation=0.3)
+    prediction = bx.theory.predict(instance.problem, instance.start, tolerance=0.1)
+    known, bounds = prediction.constants, prediction.bounds
+    assert isinstance(bounds, bx.theory.StochasticBounds)
+    assert known["rho"] == pytest.approx(10)
+    delta = float(instance.problem.upper_deviation)
+    assert known["deviation"] == pytest.approx(np.sqrt(3 * delta**2 + 6 * 100 * delta**2))
+    L, hat = known["smoothness"], 0.1**1.5
+    assert known["inner_tolerance"] == pytest.approx(hat)
+    assert known["x_weight"] == pytest.approx(2 * L)
+    rate = (1 - known["theta"]) / known["theta"]
+    assert known["tau"] == pytest.approx(rate / L, rel=1e-6)
+    assert bounds.N == 2 * bounds.K * bounds.T > 1e12
+    assert "minibatch" in str(prediction)
+
+
+def test_shrinking_steps_shrink_as_they_say():
+    """On −x every step is its own length; τ = 0.01, and after k of them 0.01·(1 + k/5)^(−p)."""
+    problem = bx.MinimaxProblem(
+        lambda x, y: -jnp.sum(x) + 0 * jnp.sum(y), terms.Box(0.0, 1e3), terms.Box(-1.0, 1.0)
+    )
+    start = bx.Point(x=jnp.zeros(1), y=jnp.zeros(1))
+    for estimator, power in ((bx.Plain(), 1 / 2), (bx.Recursive(), 1 / 3)):
+        solver = bx.SAPD(
+            iterations=8, tau=0.01, sigma=0.01, theta=1.0, decay=5, estimator=estimator
+        ).prepare(problem, start, 0.1)
+        state = solver.init(problem, start)
+        count, at = 0, 0.0
+        while not bool(solver.done(problem, state)):
+            state = solver.step(problem, state, jnp.asarray(0))
+            at += 0.01 * (1 + count / 5) ** -power
+            count += 1
+            np.testing.assert_allclose(state.x, at, rtol=1e-12)
+        # Ended when the steps would have come as far as 8 that did not shrink, and not before.
+        far = [k * (1 + k / 5) ** -power for k in (count - 1, count)]
+        assert far[0] < 8 <= far[1]
+
+
+def test_constant_steps_are_half_of_one_over_the_smoothness():
+    problem = bx.MinimaxProblem(
+        lambda x, y: jnp.sum(x**2 - y**2),
+        terms.Box(-1.0, 1.0),
+        terms.Box(-1.0, 1.0),
+        smoothness=2.0,
+    )
+    start = bx.Point(x=jnp.ones(1), y=jnp.ones(1))
+    prepared = bx.SAPD(iterations=3, theta=1.0).prepare(problem, start, 0.1)
+    assert (float(prepared.tau), float(prepared.sigma)) == (0.25, 0.25)

@@ -6,13 +6,16 @@ import dataclasses
 import math
 from typing import Any
 
+import jax.numpy as jnp
+
 from bilevax import trees
 from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
 from bilevax.problems.constants import lower_smoothness_of, range_of, upper_smoothness_of
 from bilevax.problems.lagrangian import bilevel_point, lagrangian
 from bilevax.problems.reformulate import penalty, penalty_blocks
+from bilevax.problems.stochastic import is_stochastic, reference
 from bilevax.problems.validate import require_bounded, require_precision, validate
-from bilevax.solvers import PenaltyMethod, ProximalPoint
+from bilevax.solvers import PenaltyMethod, ProximalPoint, StochasticProximalPoint
 from bilevax.solvers.multipliers import first_bounds
 from bilevax.solvers.penalty import PenaltyConstants, penalty_constants
 
@@ -20,6 +23,7 @@ __all__ = [
     "Bounds",
     "PenaltyConstants",
     "Prediction",
+    "StochasticBounds",
     "minimax_bounds",
     "penalty_constants",
     "predict",
@@ -76,11 +80,29 @@ def minimax_bounds(
 
 
 @dataclasses.dataclass(frozen=True)
+class StochasticBounds:
+    """Theorem `thm:minmax_stoch`: K subproblems of T steps, each of two partial gradients."""
+
+    K: float
+    T: float
+
+    @property
+    def N(self) -> float:
+        return 2 * self.K * self.T
+
+    def __str__(self) -> str:
+        return (
+            f"{self.K:.3g} outer iterations of {self.T:.3g} steps, {self.N:.3g} gradients of one "
+            "minibatch each"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Prediction:
     """The worst case of a run, before it is run: the constants it rests on, and the bounds."""
 
     constants: dict[str, float]
-    bounds: Bounds
+    bounds: Bounds | StochasticBounds
 
     def __str__(self) -> str:
         rows = [f"{name:<18} {value:.6g}" for name, value in self.constants.items()]
@@ -91,7 +113,7 @@ def predict(
     problem: BilevelProblem | ConstrainedBilevelProblem | MinimaxProblem,
     start: Point,
     tolerance: float = 1e-2,
-    solver: PenaltyMethod | ProximalPoint | None = None,
+    solver: PenaltyMethod | ProximalPoint | StochasticProximalPoint | None = None,
 ) -> Prediction:
     """The theorem's bounds for `PenaltyMethod` (bilevel) or `ProximalPoint` (minimax) on a problem.
 
@@ -100,8 +122,11 @@ def predict(
     smoothness and diameter, so these are upper bounds on the paper's K and N. The search for a
     start with a small gap is not counted in them. For a constrained problem these are the bounds of
     `thm:constrained`, for its Lagrangian with the multiplier bounds that a run would begin with.
+    With a source of minibatches they are the K and T of `thm:minmax_stoch`, which `PenaltyMethod()`
+    takes (`StochasticProximalPoint()` for a minimax problem), not `solve` by default.
     """
-    start = validate(problem, start)
+    stochastic = is_stochastic(problem)
+    start = validate(reference(problem), start)
     require_precision(tolerance, trees.dtype_of(start))
     if isinstance(problem, ConstrainedBilevelProblem):
         bounds = first_bounds(problem, start)
@@ -109,8 +134,11 @@ def predict(
     bilevel = isinstance(problem, BilevelProblem)
     for name in ("x1", "x2", "y1", "y2") if bilevel else ("x", "y"):
         require_bounded(getattr(problem, name), getattr(start, name), name, "The theorem")
-    method: Any = solver or (PenaltyMethod() if bilevel else ProximalPoint())
+    minimax = StochasticProximalPoint() if stochastic else ProximalPoint()
+    method: Any = solver or (PenaltyMethod() if bilevel else minimax)
     prepared = method.prepare(problem, start, float(tolerance))
+    if stochastic:
+        return _predict_stochastic(prepared)
     if bilevel:
         return _predict_bilevel(problem, start, prepared)
     return _predict_minimax(problem, start, prepared)
@@ -128,6 +156,22 @@ def _bounds(
         descent=descent,
         range_below=below,
     )
+
+
+def _predict_stochastic(prepared: Any) -> Prediction:
+    outer = prepared.outer if isinstance(prepared, PenaltyMethod) else prepared
+    constants = {"rho": float(prepared.rho)} if isinstance(prepared, PenaltyMethod) else {}
+    constants |= {
+        name: float(getattr(outer, name))
+        for name in ("smoothness", "deviation", "inner_tolerance", "x_weight", "y_weight")
+    }
+    constants |= {name: float(getattr(outer.inner, name)) for name in ("tau", "sigma", "theta")}
+    # A count at the end of what integers hold here stands for any larger one.
+    times = [
+        math.inf if count >= jnp.iinfo(count.dtype).max // 2 else float(count)
+        for count in (outer.iterations, outer.inner.iterations)
+    ]
+    return Prediction(constants, StochasticBounds(*times))
 
 
 def _predict_minimax(problem: MinimaxProblem, start: Point, prepared: Any) -> Prediction:

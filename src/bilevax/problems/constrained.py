@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax.arguments import non_negative, numbers, tracing
+from bilevax.data import Source
 from bilevax.problems.minimax import finite_or_none, positive_or_none, require_callable
 from bilevax.problems.point import as_arrays
 from bilevax.terms import Term, as_term
@@ -98,6 +99,12 @@ class ConstrainedBilevelProblem(eqx.Module):
         self.equalities = function_or_none(equalities, "equalities")
         self.upper_constraints = function_or_none(upper_constraints, "upper_constraints")
         self.upper_equalities = function_or_none(upper_equalities, "upper_equalities")
+        if isinstance(data, Source):
+            raise TypeError(
+                "ConstrainedBilevelProblem takes all data at once, not minibatches; write its "
+                "lower level as a BilevelProblem with its multipliers as y2, or give it "
+                "data=source.everything()"
+            )
         self.data = as_arrays(data)
         if multiplier_bound is not None and slater_margin is not None:
             raise ValueError("give multiplier_bound or slater_margin, not both: one sets the other")

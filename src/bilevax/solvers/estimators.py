@@ -24,15 +24,23 @@ class Estimator(eqx.Module):
     def evaluations(self) -> int:
         """Gradients of one sample that an estimate takes."""
 
+    @property
+    @abc.abstractmethod
+    def power(self) -> float:
+        """Steps that shrink as k to minus this power are the theory's for this estimate."""
+
     @abc.abstractmethod
     def init(self, point: Tree, gradient: Tree) -> Any:
         """The memory before the first estimate; the arguments are there for their shapes."""
 
     @abc.abstractmethod
     def __call__(
-        self, gradient: Callable[[Tree], Tree], point: Tree, memory: Any
+        self, gradient: Callable[[Tree], Tree], point: Tree, memory: Any, shrunk: Array
     ) -> tuple[Tree, Any]:
-        """The estimate at a point from one sample's gradient function, and the new memory."""
+        """The estimate at a point from one sample's gradient function, and the new memory.
+
+        Steps are `shrunk` times as long as at first.
+        """
 
 
 class Plain(Estimator):
@@ -42,11 +50,15 @@ class Plain(Estimator):
     def evaluations(self) -> int:
         return 1
 
+    @property
+    def power(self) -> float:
+        return 1 / 2
+
     def init(self, point: Tree, gradient: Tree) -> None:
         return None
 
     def __call__(
-        self, gradient: Callable[[Tree], Tree], point: Tree, memory: None
+        self, gradient: Callable[[Tree], Tree], point: Tree, memory: None, shrunk: Array
     ) -> tuple[Tree, None]:
         return gradient(point), None
 
@@ -63,7 +75,8 @@ class Recursive(Estimator):
     d_k = g(w_k; ξ_k) + (1 − a)·(d_{k−1} − g(w_{k−1}; ξ_k)), both gradients of the same sample. Its
     error e_k = d_k − ∇h(w_k) is (1 − a)·e_{k−1} plus fresh noise, that of a·g at one point and of
     the *change* of g between the two: small steps make it small, where that of `Plain` stays.
-    With a = 1 it is `Plain`, with a = 0 the recursion of SPIDER and SARAH.
+    With a = 1 it is `Plain`, with a = 0 the recursion of SPIDER and SARAH. a is `momentum`, and
+    shrinks as the square of the steps where these do.
     """
 
     momentum: Any = 0.1
@@ -77,16 +90,21 @@ class Recursive(Estimator):
     def evaluations(self) -> int:
         return 2
 
+    @property
+    def power(self) -> float:
+        return 1 / 3
+
     def init(self, point: Tree, gradient: Tree) -> RecursiveMemory:
         # Copies: a state whose leaves are the same buffers could not be donated.
         zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
         return RecursiveMemory(zeros(point), zeros(gradient), jnp.zeros((), bool))
 
     def __call__(
-        self, gradient: Callable[[Tree], Tree], point: Tree, memory: RecursiveMemory
+        self, gradient: Callable[[Tree], Tree], point: Tree, memory: RecursiveMemory, shrunk: Array
     ) -> tuple[Tree, RecursiveMemory]:
         here, before = gradient(point), gradient(memory.point)
-        keep = jnp.where(memory.begun, 1 - jnp.asarray(self.momentum, trees.dtype_of(here)), 0)
+        momentum = jnp.asarray(self.momentum, trees.dtype_of(here)) * shrunk**2
+        keep = jnp.where(memory.begun, 1 - momentum, 0)
         change = trees.subtract(memory.estimate, before)
         # What there was before the first estimate is no point of the domain: it may be anything.
         carried = jax.tree.map(

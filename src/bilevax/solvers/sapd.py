@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.arguments import non_negative, positive, whole
+from bilevax.arguments import non_negative, positive, tracing, whole
 from bilevax.problems import MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.stochastic import deviation_of, drawn, first_stream, reference
@@ -109,8 +109,11 @@ class SAPD(Solver[SAPDState]):
 
     T, τ, σ and θ are the paper's for `sigma_x`, `sigma_y` (moduli of strong convexity and
     concavity), the smoothness, `deviation` (δ, estimated if not given), and ε̂ = `tolerance`;
-    or as given. `returns="average"` weighs the k-th iterate by θ^{−k}. `key` is an int, from which
-    all samples follow.
+    or as given. θ = 1, which the formulas do not cover, makes the momentum of y constant; τ and σ
+    are then 1/(2L). With `decay` they are multiplied by (1 + k/decay)^{−p} in the k-th iteration of
+    the whole run, with p = 1/2 for plain estimates and 1/3 for recursive ones, so that noise does
+    not keep it from the answer in the end. `returns="average"` weighs the k-th iterate by θ^{−k}.
+    `key` is an int, from which all samples follow.
     """
 
     takes_samples: ClassVar[bool] = True
@@ -124,12 +127,15 @@ class SAPD(Solver[SAPDState]):
     smoothness: Any = None
     deviation: Any = None
     tolerance: Any = None
+    decay: Any = None
     key: Any = 0
     returns: Literal["last", "average"] = eqx.field(static=True, default="last")
     estimator: Estimator = eqx.field(default_factory=Plain)
 
     def __check_init__(self):
-        check_positive(self, "tau", "sigma", "sigma_x", "sigma_y", "smoothness", "tolerance")
+        check_positive(
+            self, "tau", "sigma", "sigma_x", "sigma_y", "smoothness", "tolerance", "decay"
+        )
         if self.deviation is not None:
             non_negative(self.deviation, "SAPD: deviation")
         if self.theta is not None:
@@ -147,12 +153,22 @@ class SAPD(Solver[SAPDState]):
     @property
     def given(self) -> bool:
         """Whether nothing is left for the paper's formulas."""
-        return None not in (self.iterations, self.tau, self.sigma, self.theta)
+        return None not in (self.iterations, self.theta) and (
+            self.constant or None not in (self.tau, self.sigma)
+        )
+
+    @property
+    def constant(self) -> bool:
+        """Whether θ = 1: steps are then constant, and no formula of the paper's."""
+        return self.theta is not None and not tracing(self.theta) and float(self.theta) == 1
 
     def prepare(self, problem: MinimaxProblem, start: Point, tolerance: float) -> SAPD:
         require(problem, MinimaxProblem, "SAPD")
         if self.given:
-            return self.completed(trees.dtype_of(start), tolerance=tolerance)
+            known: dict[str, Any] = {}
+            if None in (self.tau, self.sigma) and self.smoothness is None:
+                known["smoothness"] = smoothness_of(reference(problem), start)
+            return self.completed(trees.dtype_of(start), tolerance=tolerance, **known)
         for name in ("sigma_x", "sigma_y"):
             if getattr(self, name) is None:
                 raise ValueError(
@@ -184,11 +200,15 @@ class SAPD(Solver[SAPDState]):
             found = dataclasses.asdict(constants) | {
                 name: known[name] for name in ("sigma_x", "sigma_y", "smoothness", "deviation")
             }
+        elif None in (self.tau, self.sigma):
+            L = float(known["smoothness"] if self.smoothness is None else self.smoothness)
+            found = {"tau": 1 / (2 * L), "sigma": 1 / (2 * L), "smoothness": L}
         found["tolerance"] = tolerance
         # A counter of 32 bits ends somewhere, and so does every budget before that.
         most = int(jnp.iinfo(jnp.zeros((), int).dtype).max) // 2
         values: dict[str, Any] = {}
-        for name in ("tau", "sigma", "theta", "sigma_x", "sigma_y", "smoothness", "deviation"):
+        names = ("tau", "sigma", "theta", "sigma_x", "sigma_y", "smoothness", "deviation", "decay")
+        for name in names:
             value = getattr(self, name) if getattr(self, name) is not None else found.get(name)
             values[name] = None if value is None else jnp.asarray(value, dtype)
         times: Any = found.get("iterations") if self.iterations is None else self.iterations
@@ -220,21 +240,23 @@ class SAPD(Solver[SAPDState]):
 
     def iterate(self, problem: MinimaxProblem, s: SAPDState, pull: Pull | None) -> SAPDState:
         """One iteration on the problem, or on the one with `pull` added."""
+        shrunk = self._shrunk(s)
+        tau, sigma = self.tau * shrunk, self.sigma * shrunk
         stream, at = drawn(problem, s.stream)
         in_y = lambda w, p=at: jax.grad(p.smooth, argnums=1)(*w)
-        slope, y_memory = self.estimator(in_y, (s.x, s.y), s.memories[0])
+        slope, y_memory = self.estimator(in_y, (s.x, s.y), s.memories[0], shrunk)
         if pull is not None:
             slope = trees.axpy(-pull.y_weight, trees.subtract(s.y, pull.y), slope)
         theta = jnp.where(s.iteration == 0, 0, self.theta)
         ascent = trees.combine(1 + theta, slope, -theta, s.slope)
-        y = problem.y.prox(trees.axpy(self.sigma, ascent, s.y), self.sigma)
+        y = problem.y.prox(trees.axpy(sigma, ascent, s.y), sigma)
 
         stream, at = drawn(problem, stream)
         in_x = lambda w, p=at: jax.grad(p.smooth, argnums=0)(*w)
-        descent, x_memory = self.estimator(in_x, (s.x, y), s.memories[1])
+        descent, x_memory = self.estimator(in_x, (s.x, y), s.memories[1], shrunk)
         if pull is not None:
             descent = trees.axpy(pull.x_weight, trees.subtract(s.x, pull.x), descent)
-        x = problem.x.prox(trees.axpy(-self.tau, descent, s.x), self.tau)
+        x = problem.x.prox(trees.axpy(-tau, descent, s.x), tau)
         return SAPDState(
             x=x,
             y=y,
@@ -245,6 +267,12 @@ class SAPD(Solver[SAPDState]):
             iteration=s.iteration + 1,
             gradients=s.gradients + self.gradients_per_step,
         )
+
+    def _shrunk(self, s: SAPDState) -> Array:
+        if self.decay is None:
+            return jnp.ones_like(self.tau)
+        k = (s.gradients // self.gradients_per_step).astype(self.tau.dtype)
+        return (1 + k / self.decay) ** -self.estimator.power
 
     def _averaged(self, s: SAPDState, new: tuple[Tree, Tree]) -> Tree:
         """With weights θ^{−k}: a share (1 − θ)/(1 − θ^{k+1}) for the k-th, 1/(k + 1) for θ = 1."""
@@ -277,7 +305,11 @@ class SAPD(Solver[SAPDState]):
         return dataclasses.replace(state, stream=stream)
 
     def done(self, problem: MinimaxProblem, state: SAPDState) -> Array:
-        return state.iteration >= self.iterations
+        if self.decay is None:
+            return state.iteration >= self.iterations
+        # Where steps are shorter it takes as many more of them to come as far.
+        iteration, enough = (a.astype(self.tau.dtype) for a in (state.iteration, self.iterations))
+        return iteration * self._shrunk(state) >= enough
 
     def output(self, problem: MinimaxProblem, state: SAPDState) -> Point:
         x, y = self.point(state)
