@@ -1,6 +1,7 @@
 """Samples that the stochastic method needs, with and without variance reduction.
 
-    python benchmarks/stochastic.py --json benchmarks/results/stochastic.json
+    python benchmarks/stochastic.py --json benchmarks/results/stochastic.json \\
+        --plot benchmarks/results/stochastic.png
 
 Problems of the library with noise of known variance added, whose answer without noise is known.
 
@@ -8,11 +9,14 @@ Part `nearly`: the random answer of the algorithm at ε = 0.1 on every problem (
 samples), over 20 keys: how far from it a deterministic polish finds an ε-KKT point, and the ε of
 that; the mean of the larger one is to be ≤ 0.1.
 
+Part `default`: `bx.solve` at ε = 0.1 without any setting, on the same problems and keys.
+
 Part `growth`: samples, drawn independently, until the last iterate is nearly ε-KKT in the mean over
 20 keys, for ρ = 1/ε, by the best of twelve choices of constants for each estimator: twelve lengths
-of steps for `Plain`, four with three momenta each for `Recursive`. Nearly ε-KKT is bounded by the
-less of the iterate's own ε and of its distance from a point certified at ε/4 beforehand; where that
-holds first it is measured again with 20 other keys. What is not reached is recorded as such.
+of steps for `Plain`, three with four momenta each for `Recursive`. Nearly ε-KKT is bounded by the
+less of the iterate's own ε and of its distance from where the method ends without noise (or the ε
+of that point, if larger); where that holds first it is measured again with 20 other keys. What is
+not reached is recorded as such.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -37,6 +42,7 @@ from bilevax.certificates.kkt import kkt
 from bilevax.data.source import Source, as_key
 from bilevax.problems import library
 from bilevax.problems.stochastic import whole
+from bilevax.solve import default_solver
 
 KEYS, DEVIATION, BATCH = 20, 0.3, 10
 # Part one: subproblems and steps of each, the estimator's momentum, the steps' 1/(τL).
@@ -45,7 +51,9 @@ OUTER, STEPS, MOMENTUM, SLOWNESS = 600, 10, 0.05, 2.0
 GROWING = ("unique_saddle", "matrix_game", "least_squares")
 EPSILONS = (0.4, 0.28, 0.2, 0.14, 0.1, 0.07, 0.05)
 PLAIN = [(s, 1.0) for s in np.geomspace(2.0, 8192.0, 12)]
-RECURSIVE = [(s, a) for s in (4.0, 32.0, 256.0, 2048.0) for a in (0.1, 0.02, 0.004)]
+RECURSIVE = [(s, a) for s in (4.0, 16.0, 64.0) for a in (0.1, 0.01, 0.001, 0.0001)]
+# Short steps need as many more of them for each subproblem: T·τ·L stays the same.
+REACH = 5.0
 MOST, GROWTH = 1_000_000, 1.2
 
 
@@ -135,8 +143,8 @@ def personal(solver: Any, lane: dict[str, Any]) -> Any:
     """The method with a lane's key, steps and momentum."""
     outer = eqx.tree_at(lambda s: (s.key, s.inner.key), solver.outer, (lane["key"],) * 2)
     if "tau" in lane:
-        steps = lambda s: (s.inner.tau, s.inner.sigma)
-        outer = eqx.tree_at(steps, outer, (lane["tau"],) * 2)
+        steps = lambda s: (s.inner.tau, s.inner.sigma, s.inner.iterations)
+        outer = eqx.tree_at(steps, outer, (lane["tau"], lane["tau"], lane["steps"]))
     if isinstance(outer.inner.estimator, bx.Recursive) and "momentum" in lane:
         outer = eqx.tree_at(lambda s: s.inner.estimator.momentum, outer, lane["momentum"])
     return eqx.tree_at(lambda s: s.outer, solver, outer)
@@ -173,11 +181,46 @@ def nearly(name: str, momentum: float | None) -> dict[str, Any]:
     }
 
 
+def default(name: str) -> dict[str, Any]:
+    """`bx.solve` as it comes, for one problem."""
+    instance = library.noisy(name, deviation=DEVIATION, batch=BATCH)
+    solver: Any = default_solver(instance.problem)
+    found = []
+    for key in range(KEYS):
+        mine = dataclasses.replace(solver, outer=dataclasses.replace(solver.outer, key=key))
+        options: dict[str, Any] = {"solver": mine, "max_gradients": 200_000, "progress": False}
+        found.append(bx.solve(instance.problem, instance.start, tolerance=0.1, **options))
+    return {
+        "instance": name,
+        "keys": KEYS,
+        "certified": sum(s.certified for s in found),
+        "median_gradients": float(np.median([s.gradients for s in found])),
+        "largest_gradients": max(s.gradients for s in found),
+        "mean_epsilon": float(np.mean([s.certificate.epsilon for s in found])),
+    }
+
+
 @functools.cache  # the same functions each time: one compilation serves every ε
 def with_signs(name: str) -> tuple[bx.BilevelProblem, bx.Point]:
     instance = library.noisy(name, deviation=DEVIATION, samples=2, batch=1)
     sizes = {level: rows.shape[1] for level, rows in instance.problem.data.arrays.items()}
     return dataclasses.replace(instance.problem, data=Signs(1, sizes, DEVIATION)), instance.start
+
+
+def without_noise(name: str, epsilon: float) -> tuple[bx.Point, Any]:
+    """Where the method ends without noise, after many steps, and the ε of that point."""
+    problem, start = with_signs(name)
+    sizes = problem.data.sizes
+    problem = dataclasses.replace(problem, data=Signs(1, sizes, 0.0))
+    solver = method(smoothness_of(name, epsilon), epsilon, 4.0, None, iterations=10**9)
+    solver = dataclasses.replace(solver, outer=dataclasses.replace(solver.outer, returns="last"))
+    solver = solver.prepare(problem, start, epsilon)
+    solver = eqx.tree_at(lambda s: s.outer.inner.iterations, solver, jnp.asarray(int(4 * REACH)))
+    lane = {"key": jnp.zeros(1, int)}
+    states = begun(solver, problem, start, lane)
+    states, _ = advanced(solver, problem, states, lane, jnp.asarray(400_000), None)
+    answer = solver.output(problem, jax.tree.map(lambda a: a[0], states))
+    return answer, jnp.asarray(bx.certify(problem, answer).epsilon)
 
 
 def needed(name: str, epsilon: float, recursive: bool) -> dict[str, Any]:
@@ -192,14 +235,13 @@ def needed(name: str, epsilon: float, recursive: bool) -> dict[str, Any]:
         solver,
         bx.Recursive(jnp.asarray(0.1)) if recursive else bx.Plain(),
     )
-    solution = bx.solve(whole(problem), start, tolerance=epsilon / 4, progress=False)
-    near = (solution.point, jnp.asarray(solution.certificate.epsilon))
+    near = without_noise(name, epsilon)
     choices = RECURSIVE if recursive else PLAIN
 
     def lanes_of(keys: range, chosen: list[tuple[float, float]]) -> dict[str, Any]:
-        rows = [(key, 1 / (s * L), a) for s, a in chosen for key in keys]
-        key, tau, momentum = zip(*rows)
-        return {"key": jnp.asarray(key), "tau": jnp.asarray(tau), "momentum": jnp.asarray(momentum)}
+        rows = [(key, 1 / (s * L), math.ceil(REACH * s), a) for s, a in chosen for key in keys]
+        names = ("key", "tau", "steps", "momentum")
+        return {name: jnp.asarray(column) for name, column in zip(names, zip(*rows))}
 
     lanes = lanes_of(range(KEYS), choices)
     states = begun(solver, problem, start, lanes)
@@ -219,6 +261,7 @@ def needed(name: str, epsilon: float, recursive: bool) -> dict[str, Any]:
         "recursive": recursive,
         "slowness": float(choices[best][0]),
         "momentum": choices[best][1],
+        "epsilon_without_noise": float(near[1]),
         "reached": bool(means[best] <= epsilon),
         "mean_nearly_epsilon": float(means[best]),
         "mean_nearly_epsilon_with_other_keys": float(np.mean(other)),
@@ -235,10 +278,41 @@ def fitted(rows: list[dict[str, Any]]) -> float | None:
     return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
 
 
+def plot(record: dict[str, Any], path: Path) -> None:
+    """Samples against 1/ε; crosses where ε was not reached with as many."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panes = plt.subplots(1, len(GROWING), figsize=(10, 3.4), sharey=True, layout="tight")
+    for pane, name in zip(panes, GROWING):
+        for recursive, label, color in ((False, "plain", "C0"), (True, "recursive", "C1")):
+            mine = lambda r, n=name, v=recursive: (r["instance"], r["recursive"]) == (n, v)
+            (fit,) = filter(mine, record["fits"])
+            rows = [r for r in record["growth"] if mine(r)]
+            for reached, marker in ((True, "o-"), (False, "x")):
+                shown = [r for r in rows if r["reached"] == reached]
+                slope = "not fitted" if fit["exponent"] is None else f"ε^-{fit['exponent']:.1f}"
+                pane.loglog(
+                    [1 / r["epsilon"] for r in shown],
+                    [r["samples"] for r in shown],
+                    marker,
+                    color=color,
+                    label=f"{label}, {slope}" if reached else None,
+                )
+        pane.set(title=name, xlabel="1/ε")
+        pane.legend(frameon=False, fontsize=8)
+    panes[0].set_ylabel("samples")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the results there")
-    parser.add_argument("--parts", nargs="+", default=["nearly", "growth"])
+    parser.add_argument("--plot", type=Path, help="write a figure of part growth there")
+    parser.add_argument("--parts", nargs="+", default=["nearly", "default", "growth"])
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     record: dict[str, Any] = {"command": shlex.join(["python", *sys.argv])}
@@ -258,6 +332,13 @@ def main() -> None:
                 keep()
                 sys.stdout.flush()
             jax.clear_caches()
+    if "default" in args.parts:
+        record["default"] = []
+        for name in library.INSTANCES:
+            record["default"].append(row := default(name))
+            print(row, flush=True)
+            keep()
+            jax.clear_caches()
     if "growth" in args.parts:
         record["growth"], record["fits"] = [], []
         for name in GROWING:
@@ -272,6 +353,8 @@ def main() -> None:
                 keep()
                 jax.clear_caches()
         print(record["fits"])
+        if args.plot:
+            plot(record, args.plot)
 
 
 if __name__ == "__main__":
