@@ -45,6 +45,8 @@ bench: .venv/dev
 	$(BIN)/bilevax bench linear --methods paper adaptive --sizes 400 500 --instances 3 --max-seconds 40 --json benchmarks/results/linear_paper.json
 	for part in epsilon size exact; do $(BIN)/bilevax bench growth --parts $$part --json benchmarks/results/growth_$$part.json --plot benchmarks/results/growth_$$part.png || exit 1; done
 	$(BIN)/python benchmarks/inner.py --json benchmarks/results/inner.json
+	$(BIN)/python benchmarks/stochastic.py --json benchmarks/results/stochastic.json --plot benchmarks/results/stochastic.png
+	$(BIN)/python benchmarks/sapd_overhead.py --json benchmarks/results/sapd_overhead.json
 	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json
 	test ! -f ../shared/data/basblib.json || $(BIN)/bilevax bench suite ../shared/data/basblib.json --json benchmarks/results/suite.json
 	$(BIN)/python benchmarks/tables.py

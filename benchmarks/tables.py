@@ -5,22 +5,12 @@ python benchmarks/tables.py
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-
-
-def read(name: str) -> dict[str, Any]:
-    return json.loads((HERE / "results" / f"{name}.json").read_text())
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+from stochastic_tables import sapd_overhead, stochastic
+from table_text import HERE, read, table
 
 
 def optfom_overhead() -> str:
@@ -514,7 +504,7 @@ device is named, it ran on a shared machine with two cores, float64: times do no
 within one run do. Every number below is read from `results/` by `tables.py`.
 """
     growing = (growth_epsilon, growth_size, growth_exact)
-    others = measured(*growing, adaptive_loop, inner, accelerator, many)
+    others = measured(*growing, adaptive_loop, inner, accelerator, many, stochastic, sapd_overhead)
     parts = [linear(), linear_tight(), *others, suite(), together(), optfom_overhead(), library()]
     (HERE / "README.md").write_text("\n".join([intro, *parts]))
 

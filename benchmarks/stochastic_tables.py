@@ -1,0 +1,137 @@
+"""The sections of benchmarks/README.md on minibatches."""
+
+from __future__ import annotations
+
+from table_text import HERE, read, table
+
+
+def stochastic() -> str:
+    record = read("stochastic")
+    return "\n".join([_nearly(record), _default(record), _growth(record)])
+
+
+def _nearly(record: dict) -> str:
+    rows = [
+        [
+            r["instance"],
+            "plain" if r["momentum"] is None else "recursive",
+            f"{r['samples']:,.0f}",
+            f"{r['mean_distance']:.3f}",
+            f"{r['mean_nearby_epsilon']:.3f}",
+            f"{r['mean_nearly_epsilon']:.3f}",
+            f"{r['largest_nearly_epsilon']:.3f}",
+        ]
+        for r in record["nearly"]
+    ]
+    header = [
+        "problem",
+        "estimates",
+        "samples",
+        "distance",
+        "ε there",
+        "larger of both (target ≤ 0.1)",
+    ]
+    return f"""## Nearly ε-KKT from minibatches
+
+Library problems with noise (δ = {record["deviation"]} a sample, batches of {record["batch"]}), the
+paper's stochastic method with constant steps at ε = 0.1, its random answer, polished by a
+deterministic method: means over {record["keys"]} keys, and the largest. `{record["command"]}`
+
+{table([*header, "largest"], rows)}
+"""
+
+
+def _default(record: dict) -> str:
+    rows = [
+        [
+            r["instance"],
+            f"{r['certified']} of {r['keys']}",
+            f"{r['median_gradients']:,.0f}",
+            f"{r['largest_gradients']:,}",
+            f"{r['mean_epsilon']:.3f}",
+        ]
+        for r in record["default"]
+    ]
+    header = ["problem", "certified", "gradients, median", "largest", "ε, mean"]
+    return f"""## Minibatches without any setting
+
+`bx.solve(problem, start, tolerance=0.1)` on the same problems and keys; ε is exact, on all samples,
+of the answer itself. A gradient is of one minibatch.
+
+{table(header, rows)}
+"""
+
+
+def _growth(record: dict) -> str:
+    plain, recursive = (
+        {(r["instance"], r["epsilon"]): r for r in record["growth"] if r["recursive"] == which}
+        for which in (False, True)
+    )
+    shown = lambda r: f"{'' if r['reached'] else '> '}{r['samples']:,.0f}"
+    again = lambda r: f"{r['mean_nearly_epsilon_with_other_keys']:.3f}"
+
+    def ratio(one: dict, other: dict) -> str:
+        both = one["reached"] and other["reached"]
+        return f"{one['samples'] / other['samples']:.1f}" if both else "–"
+
+    rows = [
+        [name, f"{eps:g}", shown(r), shown(v), ratio(r, v), again(r), again(v)]
+        for (name, eps), r in plain.items()
+        for v in [recursive[name, eps]]
+    ]
+    exponent = lambda f: "–" if f["exponent"] is None else f"{f['exponent']:.2f}"
+    fits = [
+        [f["instance"], "recursive" if f["recursive"] else "plain", exponent(f)]
+        for f in record["fits"]
+    ]
+    header = ["problem", "ε", "plain, samples", "recursive, samples", "ratio"]
+    header += ["plain, other keys", "recursive, other keys"]
+    return f"""## Samples against ε, with and without variance reduction
+
+Until the last iterate is nearly ε-KKT in the mean over {record["keys"]} keys, with ρ = 1/ε and the
+best of twelve choices of constants for each estimator; the last columns are the means with
+{record["keys"]} other keys at those samples. `{record["command"]}`
+
+{table(header, rows)}
+
+Samples grow as (1/ε) to the power:
+
+{table(["problem", "estimates", "exponent"], fits)}
+
+![Samples against 1/ε](results/stochastic.png)
+"""
+
+
+def sapd_overhead() -> str:
+    there = [
+        n for n in ("sapd_overhead", "sapd_overhead_gpu") if (HERE / f"results/{n}.json").exists()
+    ]
+    records = [read(name) for name in there]
+    rows = [
+        [
+            record["device"],
+            r["method"],
+            str(r["batch"]),
+            f"{r['step_microseconds']:,.0f}",
+            f"{r['gradients_microseconds']:,.0f}",
+            f"{100 * r['overhead']:.1f} %",
+        ]
+        for record in records
+        for r in record["results"]
+    ]
+    header = [
+        "device",
+        "method",
+        "batch",
+        "µs a step",
+        "µs its gradients",
+        "on top (target ≤ 15 %)",
+    ]
+    return f"""## What a step of SAPD costs beyond its gradients
+
+A network of {records[0]["results"][0]["parameters"]:,} parameters against the weights of four
+groups, in float32, samples drawn inside the loop; against a bare loop that draws the same and
+computes the same partial gradients. `{records[0]["command"]}`
+
+{table(header, rows)}
+"""
