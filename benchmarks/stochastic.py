@@ -293,7 +293,9 @@ def plot(record: dict[str, Any], path: Path) -> None:
             rows = [r for r in record["growth"] if mine(r)]
             for reached, marker in ((True, "o-"), (False, "x")):
                 shown = [r for r in rows if r["reached"] == reached]
-                slope = "not fitted" if fit["exponent"] is None else f"ε^-{fit['exponent']:.1f}"
+                slope = (
+                    "not fitted" if fit["exponent"] is None else f"$ε^{{-{fit['exponent']:.1f}}}$"
+                )
                 pane.loglog(
                     [1 / r["epsilon"] for r in shown],
                     [r["samples"] for r in shown],
@@ -302,6 +304,8 @@ def plot(record: dict[str, Any], path: Path) -> None:
                     label=f"{label}, {slope}" if reached else None,
                 )
         pane.set(title=name, xlabel="1/ε")
+        pane.set_xticks([2.5, 5, 10, 20], labels=["2.5", "5", "10", "20"])
+        pane.minorticks_off()
         pane.legend(frameon=False, fontsize=8)
     panes[0].set_ylabel("samples")
     path.parent.mkdir(parents=True, exist_ok=True)

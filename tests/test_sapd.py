@@ -221,7 +221,7 @@ def test_recursive_estimates_are_less_noisy_where_steps_are_small():
     memory = estimator.init(jnp.zeros(()), jnp.zeros(()))
 
     def advance(memory, xi):
-        value, memory = estimator(lambda w: w + xi, jnp.zeros(()), memory)
+        value, memory = estimator(lambda w: w + xi, jnp.zeros(()), memory, jnp.ones(()))
         return memory, value
 
     _, values = jax.lax.scan(advance, memory, jnp.asarray(noise))
