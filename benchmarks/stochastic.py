@@ -77,7 +77,7 @@ class Signs(Source):
             begin += size
         return SignsState(state.key, state.drawn + 1), rows
 
-    def ready(self, state: SignsState) -> Any:
+    def ready(self, state: SignsState, count: int = 1) -> Any:
         return jnp.asarray(True)
 
     def refilled(self, state: SignsState) -> SignsState:

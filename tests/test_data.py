@@ -568,8 +568,12 @@ def test_only_what_was_used_up_is_refilled():
 
 
 def test_a_draw_without_a_batch_at_hand_is_not_the_last_batch_again():
-    source = Host(batches_of, batch=3, buffer=1)
+    source = Host(batches_of, batch=3, buffer=2)
     state = source.refilled(source.init(0))
+    assert source.ready(state, 2)
+    state, _ = source.draw(state)
+    assert source.ready(state)
+    assert not source.ready(state, 2)
     state, _ = source.draw(state)
     assert not source.ready(state)
     assert np.isnan(source.draw(state)[1]["x"]).all()
@@ -718,26 +722,27 @@ def test_a_bad_batch_is_named(make, message, place):
 
 
 def test_batches_before_a_bad_one_are_still_given():
-    source = Host(altered(2, not_a_number, epoch=0), batch=3, buffer=1)
+    source = Host(altered(2, not_a_number, epoch=0), batch=3, buffer=5)
     state, batches = drawn(source, source.init(0), 2)
-    assert len(batches) == 2
+    assert np.array_equal(np.concatenate([b["i"] for b in batches]), np.arange(6))
+    assert not source.ready(state)
     with pytest.raises(DataError, match="batch 2 of epoch 0"):
         source.refilled(state)
 
 
 def test_a_repeated_batch_is_found_also_behind_a_resumed_position():
     make = altered(3, lambda b: next(batches_of(1)))
-    source = Host(make, batch=3, buffer=1)
+    source = Host(make, batch=3, buffer=2)
     state, _ = drawn(source, source.init(0), 7)
-    fresh = Host(make, batch=3, buffer=1)
+    fresh = Host(make, batch=3, buffer=2)
     with pytest.raises(DataError, match="batch 3 of epoch 1 repeats batch 0"):
         drawn(fresh, state, 4)
 
 
 def test_a_state_from_longer_epochs_is_refused():
-    source = Host(batches_of, batch=3, buffer=1)
+    source = Host(batches_of, batch=3, buffer=2)
     state, _ = drawn(source, source.init(0), 4)
-    shorter = Host(lambda e: batches_of(e, count=2), batch=3, buffer=1)
+    shorter = Host(lambda e: batches_of(e, count=2), batch=3, buffer=2)
     with pytest.raises(
         DataError, match=r"ended after 2 batches, but the state .* had read 4 of it"
     ):
@@ -760,7 +765,7 @@ def test_a_batch_unlike_the_example_is_refused():
         (3, {}, TypeError, r"make must be a function make\(epoch\) that returns an iterable"),
         (lambda: [], {}, TypeError, r"make must take the epoch, as in make\(0\)"),
         (batches_of, {"batch": 0}, ValueError, "Host: batch must be a whole number ≥ 1"),
-        (batches_of, {"buffer": 0}, ValueError, "Host: buffer must be a whole number ≥ 1"),
+        (batches_of, {"buffer": 1}, ValueError, "Host: buffer must be a whole number ≥ 2"),
         (batches_of, {"batches_per_epoch": 1.5}, TypeError, "batches_per_epoch must be a whole"),
         (
             batches_of,

@@ -28,7 +28,8 @@ class RunState:
 
     `lift` holds the multiplier bounds of a constrained problem, which grow during a run.
     `fell_back_at` are the gradients after which the paper's method took over, if it did;
-    `confirmations` counts the times that a certificate from samples was tried on others.
+    `confirmations` counts the times that a certificate from samples was tried on others, and
+    `confirmed` says whether the best point was, well or not.
     """
 
     solver_state: Any
@@ -41,6 +42,7 @@ class RunState:
     fingerprint: str
     fell_back_at: int | None = None
     confirmations: int = 0
+    confirmed: bool = False
 
 
 def fingerprint(problem: Any, solver: Any, start: Point) -> str:
@@ -96,6 +98,7 @@ def save(path: str | Path, state: RunState) -> None:
         "history": state.history,
         "fell_back_at": state.fell_back_at,
         "confirmations": state.confirmations,
+        "confirmed": state.confirmed,
         "sha256": hashlib.sha256(leaves.getbuffer()).hexdigest(),
     }
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix="~")
@@ -135,6 +138,7 @@ def load(path: str | Path, like: Callable[[int | None], RunState]) -> RunState:
             fingerprint=str(header["fingerprint"]),
             fell_back_at=None if header["fell_back_at"] is None else int(header["fell_back_at"]),
             confirmations=int(header["confirmations"]),
+            confirmed=bool(header["confirmed"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise damaged from None

@@ -45,8 +45,8 @@ def polish(
 ) -> NearlyCertificate:
     """The ε-KKT point near a given one, sought on all samples by a deterministic method.
 
-    Of all points on the way, the one for which the larger of ε and the distance is least. The
-    search ends when one has ε ≤ `tolerance`. All samples must be in memory.
+    Of the points on the way that had the least ε so far, the one for which the larger of ε and the
+    distance is least. The search ends when one has ε ≤ `tolerance`. All samples must be in memory.
     """
     require(problem, BilevelProblem, "polish")
     known = whole(problem)

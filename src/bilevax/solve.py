@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from bilevax.lift import Lift, first_lift, watched
 from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
 from bilevax.problems.lagrangian import bilevel_point, constrained_point, lagrangian
 from bilevax.problems.reformulate import penalty_blocks, penalty_point
-from bilevax.problems.stochastic import is_stochastic, reference
+from bilevax.problems.stochastic import biased, is_stochastic, reference
 from bilevax.problems.validate import require_precision, validate
 from bilevax.solution import History, Solution, SolveError, Status
 from bilevax.solvers import (
@@ -144,7 +145,7 @@ def solve(
     if solver is not None and not isinstance(solver, Solver):
         raise TypeError(f"solver must be one of bilevax's, such as PenaltyMethod(), not {solver!r}")
     solver = solver or default_solver(problem)
-    _check_samples(problem, solver)
+    _check_samples(problem, solver, start, relative)
     run = _Run(problem, solver, start, float(tolerance), relative)
     same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
     if resume is not None and not (same_file and not Path(str(resume)).exists()):
@@ -175,8 +176,8 @@ class _Run:
         self.stated, self.unprepared, self.start = stated, solver, start
         self.judging = Judging.of(stated, sizes=relative > 0)
         self.between = max(CHECK_FIRST, CHECK_SPARING * self.judging.cost)
-        self.confirmations = 0  # of certificates from samples, on others
-        self.refuted: Certificate | None = None
+        # Certificates from samples are tried on others: so often yet, and the best point or not.
+        self.confirmations, self.confirmed = 0, False
         self.tolerance, self.relative = tolerance, relative
         # Several processes run the same program: what one does, all must do.
         self.together = jax.process_count() > 1
@@ -191,7 +192,7 @@ class _Run:
         zero = jnp.asarray(0)
         jax.block_until_ready(_advance(self.solver, self.problem, self.state, zero))
         self.best = self._stated_point(_output(self.solver, self.problem, self.state))
-        self.certificate = self.judging(self.best)
+        self.certificate = self._judged(self.best)
         self.compile_seconds = time.perf_counter() - begun
         self.begun = time.perf_counter()
         self.history: dict[str, list[float]] = {}
@@ -227,19 +228,21 @@ class _Run:
         return certificate.certified(self.tolerance, self.relative)
 
     def _confirmed(self) -> bool:
-        """Whether the best point is certified; if only samples say so, whether others agree."""
-        if self.certificate is self.refuted or not self._holds(self.certificate):
-            return False
-        if self.judging.exact:
-            return True
-        self.confirmations += 1
+        """Whether the best point is certified; if samples say so, whether others agree."""
+        if self._holds(self.certificate):
+            self._confirm()
+        return self._holds(self.certificate)
+
+    def _confirm(self) -> None:
+        """Have the best point's certificate from samples that had no part in choosing it."""
+        if self.judging.exact or self.confirmed:
+            return
+        self.confirmations, self.confirmed = self.confirmations + 1, True
         self.check_gradients += self.judging.cost
-        again = self.judging.confirmed(self.best, self.confirmations)
-        if not self._holds(again):
-            self.refuted = self.certificate
-            return False
-        self.certificate = again
-        return True
+        self.certificate = self.judging.confirmed(self.best, self.confirmations)
+
+    def _judged(self, point: Point) -> Certificate:
+        return self.judging(point, self.confirmations + 1)
 
     def _excess(self, certificate: Certificate) -> float:
         """What is to become small: ε, or the largest line against what it may be."""
@@ -278,6 +281,7 @@ class _Run:
             fingerprint=self.fingerprint,
             fell_back_at=self.fell_back_at,
             confirmations=self.confirmations,
+            confirmed=self.confirmed,
         )
 
     def _fresh(self, fell_back_at: int | None) -> RunState:
@@ -323,10 +327,12 @@ class _Run:
         self._build()
         self.next_check, self.check_gradients = saved.next_check, saved.check_gradients
         self.seconds_before, self.watched_at = saved.seconds, saved.next_check
-        self.confirmations = saved.confirmations
+        self.confirmations, self.confirmed = saved.confirmations, saved.confirmed
         self.looked_at = int(saved.history["gradients"][-1])
         self.history = {name: list(column) for name, column in saved.history.items()}
-        self.certificate = self.judging(self.best)
+        self.certificate = self._judged(self.best)
+        if self.confirmed:
+            self.certificate = self.judging.confirmed(self.best, self.confirmations)
 
     def until(
         self,
@@ -337,6 +343,22 @@ class _Run:
         bar: _Progress,
     ) -> Status:
         """Run to the end, whichever comes first."""
+        ended = self._until(max_gradients, max_seconds, callback, checkpoint, bar)
+        if not (self.judging.exact or self.confirmed):
+            self._confirm()  # what the best point is worth, which is not known yet
+            if self._holds(self.certificate):
+                return self._certified()
+        return ended()
+
+    def _until(
+        self,
+        max_gradients: int | None,
+        max_seconds: float | None,
+        callback: Callable[[Solution], Any] | None,
+        checkpoint: str | Path | None,
+        bar: _Progress,
+    ) -> Callable[[], Status]:
+        """Run until something ends it: what to say then, if the answer is not certified."""
         # A 32-bit counter of gradients, which is what JAX has without x64, ends somewhere.
         countable = int(jnp.iinfo(self.state.gradients.dtype).max) // 2
         most = countable if max_gradients is None else min(int(max_gradients), countable)
@@ -344,19 +366,20 @@ class _Run:
         try:
             while True:
                 if self._confirmed():
-                    return self._certified()
+                    return self._certified
                 done, finite = self._to_next_check(most, max_seconds, seconds_before, bar)
                 if not finite:
-                    return self._not_finite(most)
+                    return partial(self._not_finite, most)
                 done &= not self._look()
+                self._confirmed()
                 bar.show(self.gradients, self.certificate.epsilon)
                 if checkpoint is not None:
                     _save_or_warn(checkpoint, self.snapshot())
                 stop = callback is not None and _asks_to_stop(callback(self.solution(RUNNING)))
                 if self._confirmed():
-                    return self._certified()
+                    return self._certified
                 if stop:
-                    return Status("interrupted", f"Stopped by the callback. {self._ending()}")
+                    return partial(self._interrupted, "Stopped by the callback.")
                 no_room = self.gradients + self.solver.gradients_per_step > most
                 late = self._late(max_seconds, seconds_before)
                 stalled = self._stalled()
@@ -364,19 +387,15 @@ class _Run:
                 if gives_up and not (no_room or late) and not (why_not := self._falls_back()):
                     continue
                 if done:
-                    return self._stopped_itself(why_not)
+                    return partial(self._stopped_itself, why_not)
                 if no_room:
-                    return self._spent(f"max_gradients={most}")
+                    return partial(self._spent, f"max_gradients={most}")
                 if late:
-                    return self._spent(f"max_seconds={max_seconds:g}")
+                    return partial(self._spent, f"max_seconds={max_seconds:g}")
                 if stalled:
-                    return Status(
-                        "stalled",
-                        f"Stalled: ε has not fallen since {self.gradients / STALL_SPAN:.0f} "
-                        f"gradients. {self._ending()} {self._advice()}{why_not}",
-                    )
+                    return partial(self._has_stalled, why_not)
         except KeyboardInterrupt:
-            return Status("interrupted", f"Interrupted. {self._ending()}")
+            return partial(self._interrupted, "Interrupted.")
 
     def _to_next_check(
         self, most: int, max_seconds: float | None, seconds_before: float, bar: _Progress
@@ -434,10 +453,10 @@ class _Run:
         self.looked_at = self.gradients
         point = _output(self.solver, self.problem, self.state)
         stated = self._stated_point(point)
-        certificate = self.judging(stated)
+        certificate = self._judged(stated)
         self.check_gradients += self.judging.cost
         if self._excess(certificate) <= self._excess(self.certificate):
-            self.best, self.certificate = stated, certificate
+            self.best, self.certificate, self.confirmed = stated, certificate, False
         self._record(certificate)
         # Only looks on the schedule count for the bounds: one at the end of a budget must leave no
         # trace in a run that is then resumed.
@@ -476,10 +495,7 @@ class _Run:
             return False
         return min(late) > (1 - STALL_SHARE) * min(early)
 
-    def _ending(self) -> str:
-        """How good the best point is, judged for the last time."""
-        if not self.judging.exact:
-            self.certificate = self.judging.last(self.best, self.gradients)
+    def _so_far(self) -> str:
         return (
             f"The best point is certified at ε = {self.certificate.epsilon:.3g} only, not "
             f"{self._wanted() if self.relative else f'at {self.tolerance:g}'}, after "
@@ -527,16 +543,26 @@ class _Run:
     def _spent(self, what: str) -> Status:
         return Status(
             "budget spent",
-            f"The budget {what} is spent. {self._ending()} Give a larger one, which resume="
+            f"The budget {what} is spent. {self._so_far()} Give a larger one, which resume="
             "solution.state can go on with.",
         )
 
     def _stopped_itself(self, why_not: str = "") -> Status:
         return Status(
             "stalled",
-            f"{type(self.solver).__name__}'s own stopping test holds. {self._ending()} "
+            f"{type(self.solver).__name__}'s own stopping test holds. {self._so_far()} "
             f"{self._advice()}{why_not}",
         )
+
+    def _has_stalled(self, why_not: str) -> Status:
+        return Status(
+            "stalled",
+            f"Stalled: ε has not fallen since {self.gradients / STALL_SPAN:.0f} gradients. "
+            f"{self._so_far()} {self._advice()}{why_not}",
+        )
+
+    def _interrupted(self, how: str) -> Status:
+        return Status("interrupted", f"{how} {self._so_far()}")
 
     def _not_finite(self, most: int) -> Status:
         limit = min(self.next_check, most, self.gradients + self.piece)
@@ -544,7 +570,7 @@ class _Run:
         where, self.state = where_not_finite(
             self.judging.problem, output, self._advanced, self.state, self.gradients, limit
         )
-        return Status("not finite", f"Not finite: {where}. {self._ending()}")
+        return Status("not finite", f"Not finite: {where}. {self._so_far()}")
 
     def solution(self, status: Status) -> Solution:
         columns = {name: np.asarray(column) for name, column in self.history.items()}
@@ -615,13 +641,19 @@ class _Progress:
             self.bar.close()
 
 
-def _check_samples(problem: Any, solver: Solver) -> None:
-    """Refuse minibatches where they are not understood."""
-    if is_stochastic(problem) and not solver.takes_samples:
+def _check_samples(problem: Any, solver: Solver, start: Point, relative: float) -> None:
+    """Refuse minibatches where they are not understood, and warn where they mislead."""
+    if not is_stochastic(problem):
+        return
+    if not solver.takes_samples:
         raise TypeError(
             f"solver: {type(solver).__name__} takes all data at once, not minibatches; use "
             "bilevax.PenaltyMethod(), or data=source.everything()"
         )
+    if relative and problem.data.everything() is None:
+        raise ValueError("relative_tolerance: sizes are not known where samples are not in memory")
+    if bias := biased(problem, start):
+        warn(bias, UserWarning)
 
 
 def _check_limits(max_gradients: Any, max_seconds: Any, callback: Any, checkpoint: Any) -> None:

@@ -86,7 +86,7 @@ def solve_together(runs: list[Shared], max_seconds: float) -> list[Solution]:
         states = _apart(state) if due else []
         for i in due:
             if not finite[i]:
-                status = Status("not finite", f"Not finite. {runs[i]._ending()}")
+                status = Status("not finite", f"Not finite. {runs[i]._so_far()}")
             else:
                 status = _looked(runs[i], states[i], bool(done[i]))
                 if status is None and over:
@@ -111,5 +111,5 @@ def _looked(run: Shared, state: Any, done: bool) -> Status | None:
     if done:
         return run._stopped_itself()
     if run._stalled():
-        return Status("stalled", f"Stalled. {run._ending()} {run._advice()}")
+        return Status("stalled", f"Stalled. {run._so_far()} {run._advice()}")
     return None

@@ -53,26 +53,21 @@ class Judging:
     def exact(self) -> bool:
         return self.batches is None
 
-    def __call__(self, point: Point) -> Certificate:
+    def __call__(self, point: Point, time: int) -> Certificate:
+        """What a look says; from samples, with the radii of the next, `time`-th confirmation."""
         certificate = judge(self.problem, point, sizes=self.sizes)
         if self.exact:
             return certificate
-        return sampled_certificate(self.stated, point, self.batches, certificate, CONFIDENCE)
+        share = 1 / (time * (time + 1))
+        return sampled_certificate(self.stated, point, self.batches, certificate, CONFIDENCE, share)
 
     def confirmed(self, point: Point, time: int) -> Certificate:
         """On minibatches that had no part in choosing the point.
 
         The best of many looks is too good on those it was chosen by. The t-th time may err with
-        probability ½α/(t(t + 1)), and the `last` look with ½α: with α = 1 − CONFIDENCE in all.
+        probability α/(t(t + 1)), so that all times together err with α = 1 − CONFIDENCE at most.
         """
-        return self._anew(point, time, 1 / (2 * time * (time + 1)))
-
-    def last(self, point: Point, gradients: int) -> Certificate:
-        """On other minibatches, for a run that ends there without having been confirmed."""
-        return self._anew(point, RUNS + gradients % RUNS, 1 / 2)
-
-    def _anew(self, point: Point, key: int, share: float) -> Certificate:
-        batches = drawn_batches(self.stated, BATCHES, RUNS + key)
+        batches = drawn_batches(self.stated, BATCHES, RUNS + time)
         estimate = judge(averaged(self.stated, batches), point, sizes=self.sizes)
-        sure = 1 - (1 - CONFIDENCE) * share
-        return sampled_certificate(self.stated, point, batches, estimate, sure)
+        share = 1 / (time * (time + 1))
+        return sampled_certificate(self.stated, point, batches, estimate, CONFIDENCE, share)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.problems.stochastic import on
 from bilevax.terms import PerLeaf, Term
 from bilevax.trees import Tree
 
@@ -71,4 +71,4 @@ def _with_data_moved(problem: Any, share: float, key: Array) -> Any:
     if not 0 < sum(leaf.size for leaf in jax.tree.leaves(floats)) <= MOVABLE:
         return problem
     floats = _moved(floats, jax.tree.map(lambda leaf: share * leaf, floats), key)
-    return dataclasses.replace(problem, data=eqx.combine(floats, rest))
+    return on(problem, eqx.combine(floats, rest))

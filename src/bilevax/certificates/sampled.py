@@ -47,9 +47,10 @@ class SampledCertificate(Certificate):
     Each line has its radius on top, so that with probability `confidence` no line of the problem
     itself is larger, over the draw of the m minibatches. Every distance changes by at most the
     error of the gradient, so with r² = E‖ḡ − ∇P‖² it stays within r/√α of its estimate, but for a
-    share α of all draws, whatever the distribution (Chebyshev). r² is the variance over the
-    minibatches divided by m, itself an estimate. The gap's bound changes by the error of the
-    values, and by that of the gradients times the diameters.
+    share α of all draws (Chebyshev). The gap's bound changes by the error of the values, and by
+    that of the gradients times the diameters. r² is a variance divided by m, and the variance is
+    estimated from the same minibatches, so samples too rare to be in any of them stay unseen; with
+    `upper_deviation` and `lower_deviation` given it is at least theirs, 3δ_f² + 6ρ²δ_f~².
     """
 
     estimate: Certificate = dataclasses.field(kw_only=True)
@@ -76,11 +77,20 @@ def sampled_certificate(
     batches: Tree,
     estimate: Certificate,
     confidence: float,
+    share: float = 1.0,
 ) -> SampledCertificate:
-    """From `estimate`, that of `averaged(problem, batches)`, with radii for this confidence."""
+    """From `estimate`, that of `averaged(problem, batches)`, with radii for this confidence.
+
+    Of several statements, which together err with 1 − confidence, this one has a `share` of that.
+    """
     count = jax.tree.leaves(batches)[0].shape[0]
-    alpha = (1 - confidence) / (2 if isinstance(problem, BilevelProblem) else 1)
+    alpha = (1 - confidence) * share / (2 if isinstance(problem, BilevelProblem) else 1)
     slope, value = (float(v) for v in _variances(problem, point, batches))
+    if isinstance(problem, BilevelProblem):
+        given = problem.upper_deviation, problem.lower_deviation
+        if given[0] is not None and given[1] is not None:
+            known = 3 * float(given[0]) ** 2 + 6 * (float(point.rho) * float(given[1])) ** 2
+            slope = max(slope, known)
     reach = math.sqrt(slope / (count * alpha))
     radii = dict.fromkeys(estimate.lines(), reach)
     if isinstance(problem, BilevelProblem):

@@ -36,8 +36,16 @@ def numeric(leaf: Any, name: str) -> Any:
         raise TypeError(f"{name} must be an array of numbers, not {type(leaf).__name__} {leaf!r}")
     if isinstance(array, jax.Array):
         return array
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind in "iu" and dtype != array.dtype and array.size:
+        limits = np.iinfo(dtype)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise ValueError(
+                f"{name} has whole numbers from {array.min()} to {array.max()}, which do not fit "
+                f"into {dtype}; enable jax_enable_x64, or number them anew"
+            )
     with np.errstate(over="ignore"):
-        return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+        return array.astype(dtype, copy=False)
 
 
 def check_finite(array: Any, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax.arguments import whole
-from bilevax.data.reader import Epochs, Reader, named
+from bilevax.data.reader import Epochs, Reader, digest, named
 from bilevax.data.source import HELD_OUT, Source, as_key
 from bilevax.trees import Tree
 
@@ -78,7 +79,7 @@ class Host(Source[HostState]):
         held_out: Callable[[int], Iterable[Tree]] | None = None,
     ):
         whole(batch, "Host: batch", 1)
-        whole(buffer, "Host: buffer", 1)
+        whole(buffer, "Host: buffer", 2)  # of which one step of a method takes two
         if batches_per_epoch is not None:
             whole(batches_per_epoch, "Host: batches_per_epoch", 1)
             batches_per_epoch = int(batches_per_epoch)
@@ -114,8 +115,8 @@ class Host(Source[HostState]):
         drawn = state.drawn + self.batch
         return HostState(state.buffer, cursor, state.epoch, state.fetched, drawn), batch
 
-    def ready(self, state: HostState) -> Array:
-        return state.cursor < self.buffer
+    def ready(self, state: HostState, count: int = 1) -> Array:
+        return state.cursor + count <= self.buffer
 
     def refilled(self, state: HostState) -> HostState:
         used = int(state.cursor)
@@ -124,13 +125,14 @@ class Host(Source[HostState]):
         shapes = jax.tree.map(lambda b: jax.ShapeDtypeStruct(b.shape[1:], b.dtype), state.buffer)
         position = int(state.epoch), int(state.fetched)
         batches, (epoch, fetched) = self.reader.take(position, used, shapes)
+        missing = used - len(batches)  # where the next one is broken: those before it come first
 
         def filled(old: Array, *new: np.ndarray) -> Array:
-            return jnp.concatenate([old[used:], np.stack(new)])
+            return jnp.concatenate([old[:missing], old[used:], np.stack(new)])
 
         return HostState(
             buffer=jax.tree.map(filled, state.buffer, *batches),
-            cursor=jnp.zeros((), jnp.int32),
+            cursor=jnp.asarray(missing, jnp.int32),
             epoch=jnp.asarray(epoch, jnp.int32),
             fetched=jnp.asarray(fetched, jnp.int32),
             drawn=state.drawn,
@@ -143,12 +145,9 @@ class Host(Source[HostState]):
                 "pass a function make(epoch) that shuffles, or held_out=, or hold all samples in "
                 "memory with bilevax.data.Arrays"
             )
-        return Host(
-            Later(self.others.make, self.others.first + EPOCHS_APART * key),
-            batch=self.batch,
-            example=self.reader.shapes(),
-            buffer=self.buffer,
-        )
+        make = Later(self.others.make, self.others.first + EPOCHS_APART * key)
+        check_shuffled(make)
+        return Host(make, batch=self.batch, example=self.reader.shapes(), buffer=self.buffer)
 
     def everything(self) -> None:
         return None
@@ -172,6 +171,18 @@ def check_make(make: Any, name: str) -> None:
         raise TypeError(
             f"Host: {name} must be a function {name}(epoch) that returns an iterable of batches, "
             f"or such an iterable, not {make!r}"
+        )
+
+
+def check_shuffled(make: Later) -> None:
+    """Refuse epochs that begin alike: one sample of batches again and again is no new evidence."""
+    firsts = [list(itertools.islice(make(epoch), 2)) for epoch in (0, 1)]
+    few = any(len(first) < 2 for first in firsts)  # an epoch of one batch has no order
+    if not few and len({digest(jax.tree.map(np.asarray, first[0])) for first in firsts}) == 1:
+        raise ValueError(
+            f"Host: epochs {make.first} and {make.first + 1} begin with the same batch, but "
+            "certificates need epochs that are shuffled anew; let make(epoch) shuffle by epoch, or "
+            "give held_out="
         )
 
 

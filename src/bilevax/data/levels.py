@@ -59,8 +59,8 @@ class Levels(Source[LevelsState]):
         below, lower = self.lower.draw(state.lower)
         return LevelsState(above, below), LevelBatch(upper, lower)
 
-    def ready(self, state: LevelsState) -> Array:
-        return self.upper.ready(state.upper) & self.lower.ready(state.lower)
+    def ready(self, state: LevelsState, count: int = 1) -> Array:
+        return self.upper.ready(state.upper, count) & self.lower.ready(state.lower, count)
 
     def refilled(self, state: LevelsState) -> LevelsState:
         return LevelsState(self.upper.refilled(state.upper), self.lower.refilled(state.lower))

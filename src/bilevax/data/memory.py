@@ -24,7 +24,7 @@ class InMemory(Source[State]):
     arrays: eqx.AbstractVar[Tree]
     sharding: eqx.AbstractVar[Sharding | None]
 
-    def ready(self, state: State) -> Array:
+    def ready(self, state: State, count: int = 1) -> Array:
         return jnp.asarray(True)
 
     def refilled(self, state: State) -> State:

@@ -47,6 +47,7 @@ class Epochs:
                 first = seen.setdefault(digest(batch), number)
                 if first != number:
                     why = f"{here} repeats batch {first}; an epoch must give each batch once"
+                    why += " (if it does, let an array of each batch number it)"
                     raise DataError(why, epoch, number)
                 if number >= skip:
                     shapes = shapes_of(batch)
@@ -141,10 +142,18 @@ class Reader:
         return self._shapes
 
     def take(self, position: Position, count: int, shapes: Tree) -> tuple[list[Tree], Position]:
-        """The next batches behind a position, and the position behind them."""
+        """The next batches behind a position, and the position behind them.
+
+        Fewer, but at least one, if one of them cannot be had: the next call then says why.
+        """
         live, batches = self._at(position, shapes), []
         for _ in range(count):
-            position, batch = live.get()
+            try:
+                position, batch = live.get()
+            except DataError:
+                if not batches:
+                    raise
+                return batches, position
             batches.append(batch)
         self._live = position, live
         return batches, position

@@ -39,8 +39,8 @@ class Source(eqx.Module, Generic[State]):
         """The next minibatch; may be compiled. Only a state that is `ready` has one."""
 
     @abc.abstractmethod
-    def ready(self, state: State) -> Array:
-        """Whether `draw` has a batch without help of the host."""
+    def ready(self, state: State, count: int = 1) -> Array:
+        """Whether `draw` has so many batches without help of the host."""
 
     @abc.abstractmethod
     def refilled(self, state: State) -> State:

@@ -30,8 +30,10 @@ class Stratified(InMemory[StratifiedState]):
 
     `groups` holds one label 0, …, G−1 per sample. Each group has a stream of permutations of its
     own, so that within a group each sample comes exactly once per pass over the group; small groups
-    are passed over more often. Without `per_group` every group gets ⌊batch/G⌋ rows and the largest
-    ones get one more each until `batch` is reached; with it, `batch` is its sum.
+    are passed over more often. Functions must average within each group: a plain mean over rows
+    would weigh groups by `per_group`, and on all samples by their sizes. Without `per_group` every
+    group gets ⌊batch/G⌋ rows and the largest ones get one more each until `batch` is reached; with
+    it, `batch` is its sum.
     """
 
     arrays: Tree

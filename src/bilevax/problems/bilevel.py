@@ -134,5 +134,6 @@ class BilevelProblem(eqx.Module):
     def check(self, start: Any, *, samples: int = 32, seed: int = 0) -> Report:
         """Sample and report violations of what the theory assumes."""
         from bilevax.problems.checks import check_bilevel
+        from bilevax.problems.stochastic import reference
 
-        return check_bilevel(self, start, samples=samples, seed=seed)
+        return check_bilevel(reference(self), start, samples=samples, seed=seed)

@@ -64,8 +64,9 @@ class MinimaxProblem(eqx.Module):
     def check(self, start: Any, *, samples: int = 32, seed: int = 0) -> Report:
         """Sample and report violations of what the theory assumes."""
         from bilevax.problems.checks import check_minimax
+        from bilevax.problems.stochastic import reference
 
-        return check_minimax(self, start, samples=samples, seed=seed)
+        return check_minimax(reference(self), start, samples=samples, seed=seed)
 
 
 def require_callable(function: Any, name: str) -> Callable[..., Array]:

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
@@ -50,9 +51,9 @@ def drawn(problem: Problem, stream: Any) -> tuple[Any, Problem]:
     return stream, on(problem, batch)
 
 
-def ready(problem: Any, stream: Any) -> Array:
-    """Whether there are samples for the next step without asking the host."""
-    return jnp.asarray(True) if stream is None else problem.data.ready(stream)
+def ready(problem: Any, stream: Any, count: int) -> Array:
+    """Whether there are so many minibatches without asking the host."""
+    return jnp.asarray(True) if stream is None else problem.data.ready(stream, count)
 
 
 def whole(problem: Any) -> Any:
@@ -119,7 +120,9 @@ def _variance(problem: Any, gradient: Callable[[Any], Callable], point: tuple) -
     source = problem.data
     stream = source.refilled(source.init(jax.random.key(0)))
     mean, spread, count = None, 0.0, 0
-    while count < BATCHES and bool(source.ready(stream)):
+    while count < BATCHES:
+        if not bool(source.ready(stream)):
+            stream = source.refilled(stream)
         stream, g = _sampled(problem, gradient, point, stream)
         count += 1
         if mean is None:
@@ -135,3 +138,40 @@ def _variance(problem: Any, gradient: Callable[[Any], Callable], point: tuple) -
 def _sampled(problem: Any, gradient: Callable[[Any], Callable], point: tuple, stream: Any) -> Any:
     stream, at = drawn(problem, stream)
     return stream, gradient(at)(*point)
+
+
+def biased(problem: Any, start: Point) -> str | None:
+    """What is wrong if the functions' mean over minibatches is not their value on all samples."""
+    known = whole(problem)
+    if known is None:
+        return None
+    drawn_values, right_values = _values_of_batches(problem, start), _values(known, start)
+    for name, right in right_values.items():
+        seen = np.asarray(drawn_values[name])
+        mean, error = np.mean(seen), np.std(seen) / BATCHES**0.5
+        # Ten standard errors, and what rounding may do.
+        if abs(mean - right) > 10 * error + 1e-3 * (abs(mean) + abs(right)):
+            return (
+                f"{name}: its mean over minibatches is {mean:.4g}, but on all samples it is "
+                f"{float(right):.4g}: methods would solve another problem than is certified. It "
+                "must be a mean over rows, not a sum, and with Stratified a mean within each group"
+            )
+    return None
+
+
+@eqx.filter_jit
+def _values(problem: Any, start: Point) -> dict[str, Array]:
+    """The functions' values, by name."""
+    if isinstance(problem, MinimaxProblem):
+        return {"objective": problem.smooth(start.x, start.y)}
+    upper = problem.smooth_upper(start.x1, start.x2, start.y1, start.y2)
+    return {"upper": upper, "lower": problem.smooth_lower(start.x1, start.y1, start.y2)}
+
+
+@eqx.filter_jit
+def _values_of_batches(problem: Any, start: Point) -> dict[str, Array]:
+    def one(stream: Any, _: None) -> tuple[Any, dict[str, Array]]:
+        stream, at = drawn(problem, stream)
+        return stream, _values(at, start)
+
+    return lax.scan(one, first_stream(problem, 0), None, length=BATCHES)[1]

@@ -6,10 +6,12 @@ import abc
 from typing import Any, ClassVar, Generic, TypeVar
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from bilevax.arguments import positive
+from bilevax.arguments import positive, whole
 from bilevax.problems import Point
 from bilevax.problems.stochastic import ready
 
@@ -35,6 +37,7 @@ class Solver(eqx.Module, Generic[State]):
     keeps_state: ClassVar[bool] = False
     in_stages: ClassVar[bool] = False
     takes_samples: ClassVar[bool] = False
+    draws_per_step: ClassVar[int] = 2  # of a method that takes samples
 
     @abc.abstractmethod
     def prepare(self, problem: Any, start: Point, tolerance: float) -> Solver:
@@ -79,7 +82,8 @@ class Solver(eqx.Module, Generic[State]):
 
         def going(s: Any) -> Array:
             room = s.gradients + self.gradients_per_step <= limit
-            return room & ready(problem, self.stream(s)) & ~self.done(problem, s)
+            there = ready(problem, self.stream(s), self.draws_per_step)
+            return room & there & ~self.done(problem, s)
 
         return lax.while_loop(going, lambda s: self.step(problem, s, limit), state)
 
@@ -113,3 +117,10 @@ def check_positive(solver: Solver, *names: str) -> None:
     """Refuse constants of a solver that are given and not one positive finite number."""
     for name in names:
         positive(getattr(solver, name), f"{type(solver).__name__}: {name}")
+
+
+def check_key(solver: Any) -> None:
+    """Refuse what is no whole number; JAX's keys are made from it."""
+    key = solver.key
+    if not isinstance(key, jax.Array) or jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        whole(key, f"{type(solver).__name__}: key", 0)

@@ -17,7 +17,7 @@ from bilevax.problems import MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.stochastic import deviation_of, drawn, first_stream, reference
 from bilevax.problems.validate import require, require_bounded
-from bilevax.solvers.base import Solver, check_part, check_positive
+from bilevax.solvers.base import Solver, check_key, check_part, check_positive
 from bilevax.solvers.estimators import Estimator, Plain
 from bilevax.trees import Tree
 
@@ -142,6 +142,7 @@ class SAPD(Solver[SAPDState]):
             non_negative(self.theta, "SAPD: theta")
         if self.iterations is not None and not isinstance(self.iterations, jax.Array):
             whole(self.iterations, "SAPD: iterations", 1)
+        check_key(self)
         if self.returns not in ("last", "average"):
             raise ValueError(f"SAPD: returns must be 'last' or 'average', not {self.returns!r}")
         check_part(self, "estimator", Estimator)

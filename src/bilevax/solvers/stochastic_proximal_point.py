@@ -18,7 +18,7 @@ from bilevax.problems import MinimaxProblem, Point
 from bilevax.problems.constants import range_of, smoothness_of
 from bilevax.problems.stochastic import deviation_of, reference
 from bilevax.problems.validate import require, require_bounded
-from bilevax.solvers.base import Solver, check_center, check_part, check_positive
+from bilevax.solvers.base import Solver, check_center, check_key, check_part, check_positive
 from bilevax.solvers.sapd import SAPD, Pull, SAPDState
 from bilevax.trees import Tree
 
@@ -83,11 +83,17 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
         if self.iterations is not None and not isinstance(self.iterations, jax.Array):
             whole(self.iterations, "StochasticProximalPoint: iterations", 1)
         check_center(self, self.center)
+        check_key(self)
         if self.returns not in ("random", "last"):
             raise ValueError(
                 f"StochasticProximalPoint: returns must be 'random' or 'last', not {self.returns!r}"
             )
         check_part(self, "inner", SAPD)
+        if not isinstance(self.inner.key, jax.Array) and self.inner.key != 0:
+            raise ValueError(
+                "StochasticProximalPoint: give key to it, not to its inner method, which takes the "
+                "same"
+            )
 
     @property
     def gradients_per_step(self) -> int:
