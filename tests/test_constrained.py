@@ -790,7 +790,7 @@ def test_the_penalty_method_follows_the_paper_on_a_linear_problem():
 
 def test_data_is_an_argument_and_not_a_constant_of_the_program():
     """Four megabytes of data would be four megabytes of program text if they were built in."""
-    from bilevax.solve import _advance, _init
+    from bilevax.run import _advance, _init
 
     large = np.random.default_rng(0).normal(size=(250_000, 2))
     stated = problem_of(FAMILY["logistic"] | {"D": large})

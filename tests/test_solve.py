@@ -100,7 +100,7 @@ def stalled(epsilons):
         fell_back_at=None,
         history={"gradients": counts, "epsilon": epsilons},
     )
-    return sys.modules["bilevax.solve"]._Run._stalled(run)
+    return sys.modules["bilevax.run"].Run._stalled(run)
 
 
 def test_only_a_run_that_moves_and_does_not_improve_is_stalled():
@@ -289,7 +289,7 @@ def test_one_compilation_serves_every_problem_of_a_shape():
 
 def test_data_is_an_argument_and_not_a_constant_of_the_program():
     """Eight megabytes of data would be eight megabytes of program text if they were built in."""
-    from bilevax.solve import _advance, _init
+    from bilevax.run import _advance, _init
 
     upper, lower, data = linear_regression(166_667, 0, [])
     box = terms.Box(-1.0, 1.0)
@@ -380,7 +380,7 @@ def test_looks_do_not_depend_on_the_clock(monkeypatch):
     instance = get("least_squares")
     runs = []
     for seconds in (1e-9, 10.0):
-        monkeypatch.setattr(sys.modules["bilevax.solve"], "PIECE_SECONDS", seconds)
+        monkeypatch.setattr(sys.modules["bilevax.run"], "PIECE_SECONDS", seconds)
         runs.append(driver(instance.problem, instance.start, tolerance=0.1))
     assert list(runs[0].history["gradients"]) == list(runs[1].history["gradients"])
     assert same(runs[0].point, runs[1].point)
@@ -420,7 +420,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_cost_the_run(tmp_path, mon
     def full(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(sys.modules["bilevax.solve"], "save", full)
+    monkeypatch.setattr(sys.modules["bilevax.run"], "save", full)
     instance = get("boundary")
     with pytest.warns(RuntimeWarning, match="No space left"):
         solution = bx.solve(

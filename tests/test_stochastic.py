@@ -388,6 +388,7 @@ def test_the_best_of_many_looks_is_confirmed_on_other_samples():
     )
     assert solution.status == "certified", solution.status
     assert solution.certificate.confidence == 0.95
+    assert "with probability 0.95" in str(solution.status)
     np.testing.assert_allclose(solution.point.x1, -0.5, atol=0.05)
 
 

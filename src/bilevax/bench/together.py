@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.run import CHECK_FIRST, CHECK_GROWTH, PIECE_SECONDS, Run
 from bilevax.solution import Solution, Status
-from bilevax.solve import CHECK_FIRST, CHECK_GROWTH, PIECE_SECONDS, _Run
 
 
-class Shared(_Run):
+class Shared(Run):
     """A run among others: `share` is its part of the time that they took together."""
 
     share = 0.0
