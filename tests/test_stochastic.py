@@ -18,6 +18,9 @@ from bilevax.certificates.judging import RUNS
 from bilevax.data.host import EPOCHS_APART
 from bilevax.data.source import HELD_OUT
 from bilevax.problems import library
+from bilevax.problems.stochastic import reference
+from bilevax.problems.validate import validate
+from bilevax.solve import default_solver
 
 noisy = functools.cache(library.noisy)  # the same functions each time: one compilation serves all
 
@@ -111,7 +114,9 @@ def test_every_iterate_is_as_likely_the_answer():
     assert np.sum((counts[1:] - 800) ** 2 / 800) < 18.5  # χ² with 4 degrees: 1 in 1000 is above
 
 
-@pytest.mark.parametrize("name", ["unique_saddle", "matrix_game"])
+@pytest.mark.parametrize(
+    "name", ["unique_saddle", pytest.param("matrix_game", marks=pytest.mark.long)]
+)
 def test_nearly_kkt_in_expectation(name):
     """The random answer, over some keys; `benchmarks/stochastic.py` has all problems and 20."""
     instance = noisy(name, deviation=0.3)
@@ -435,13 +440,12 @@ def test_what_callbacks_see_is_confirmed_and_endings_agree_with_their_certificat
     assert again.state.confirmations == solution.state.confirmations
 
 
-@pytest.mark.parametrize("buffer", [2, 3, 7])
-def test_any_buffer_of_the_host_gives_the_same_run(buffer):
+def test_any_buffer_of_the_host_gives_the_same_run():
     start = noisy("unique_saddle", deviation=0.3).start
     run = functools.partial(bx.solve, start=start, tolerance=1e-6, solver=method(), progress=False)
     ends = [
         run(host_problem(epoch, buffer=b), max_gradients=120).state.solver_state.outer.inner
-        for b in (8, buffer)
+        for b in (8, 3)
     ]
     np.testing.assert_array_equal(ends[0].x[0], ends[1].x[0])
 
@@ -579,7 +583,7 @@ def test_levels_see_their_own_samples():
     np.testing.assert_allclose(solution.point.y1, -1.0, atol=0.2)
 
 
-@pytest.mark.parametrize("name", ["matrix_game", "worst_group"])
+@pytest.mark.parametrize("name", ["worst_group"])
 def test_the_default_needs_no_setting(name):
     """`benchmarks/stochastic.py` has all problems, over 20 keys."""
     instance = noisy(name, deviation=0.3)
@@ -653,3 +657,17 @@ def test_constant_steps_are_half_of_one_over_the_smoothness():
     start = bx.Point(x=jnp.ones(1), y=jnp.ones(1))
     prepared = bx.SAPD(iterations=3, theta=1.0).prepare(problem, start, 0.1)
     assert (float(prepared.tau), float(prepared.sigma)) == (0.25, 0.25)
+
+
+def test_a_step_leaves_the_types_of_a_state_as_they_were():
+    """Or the loop would be compiled twice. `Adaptive` and the stochastic default."""
+    for stochastic in (False, True):
+        instance = noisy("worst_group", deviation=0.3) if stochastic else library.get("worst_group")
+        problem = instance.problem
+        start = validate(reference(problem), instance.start)
+        solver = default_solver(problem).prepare(problem, start, 0.1)
+        state = eqx.filter_jit(solver.init)(problem, start)
+        following = eqx.filter_jit(solver.advance)(problem, state, jnp.asarray(500))
+        assert int(following.gradients) > 100
+        types = lambda tree: [leaf.aval for leaf in jax.tree.leaves(tree)]
+        assert types(state) == types(following)

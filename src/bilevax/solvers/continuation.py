@@ -57,7 +57,7 @@ class Continuation(eqx.Module):
             before=_nothing(rho.dtype),
             raised=jnp.zeros((), bool),
             slow=_nothing(rho.dtype)[0],
-            awaited=jnp.asarray(LEAST_WAIT),
+            awaited=jnp.asarray(LEAST_WAIT, int),
         )
 
     def followed(self, seen: Seen) -> tuple[Continuation, Array]:
