@@ -5,6 +5,7 @@ import functools
 import os
 import subprocess
 import sys
+import time
 
 import equinox as eqx
 import jax
@@ -162,7 +163,7 @@ instance = library.noisy("unique_saddle", deviation=0.3)
 inner = bx.SAPD(iterations=2, tau=0.08, sigma=0.08, theta=1.0)
 outer = bx.StochasticProximalPoint(iterations=10**6, inner=inner)
 solution = bx.solve(
-    instance.problem, instance.start, tolerance=1e-7, max_gradients=70_000, progress=False,
+    instance.problem, instance.start, tolerance=1e-7, max_gradients=300_000, progress=False,
     solver=bx.PenaltyMethod(epsilon=0.1, outer=outer), checkpoint=sys.argv[1], resume=sys.argv[1],
     callback=lambda s: print("look", flush=True),
 )
@@ -171,8 +172,8 @@ print("end", " ".join(a.tobytes().hex() for a in leaves), flush=True)
 """
 
 
-def run_until(arguments, looks):
-    """Run the script, killed after so many looks; its last line, None if it was killed."""
+def run_until(arguments, looks, seconds=0.0):
+    """Run the script, killed so long after so many looks; its last line, None if it was killed."""
     command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -182,6 +183,7 @@ def run_until(arguments, looks):
                 process.wait()
                 return line
             if looks is not None and count >= looks:
+                time.sleep(seconds)  # amid steps, a look or the writing of a state
                 process.kill()
                 process.wait()
                 return None
@@ -194,7 +196,7 @@ def test_killed_ten_times_it_ends_where_an_untouched_run_ends(tmp_path):
     rng = np.random.default_rng(0)
     file = tmp_path / "killed.state"
     for _ in range(10):
-        assert run_until((file, cache), int(rng.integers(1, 4))) is None
+        assert run_until((file, cache), int(rng.integers(1, 4)), rng.uniform(0, 0.05)) is None
     assert run_until((file, cache), None) == whole
 
 

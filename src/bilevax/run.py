@@ -245,22 +245,6 @@ class Run:
         callback: Callable[[Solution], Any] | None,
         checkpoint: str | Path | None,
         bar: Progress,
-    ) -> Status:
-        """Run to the end, whichever comes first."""
-        ended = self._until(max_gradients, max_seconds, callback, checkpoint, bar)
-        if not (self.judging.exact or self.confirmed):
-            self._confirm()  # what the best point is worth, which is not known yet
-            if self._holds(self.certificate):
-                return self._certified()
-        return ended()
-
-    def _until(
-        self,
-        max_gradients: int | None,
-        max_seconds: float | None,
-        callback: Callable[[Solution], Any] | None,
-        checkpoint: str | Path | None,
-        bar: Progress,
     ) -> Callable[[], Status]:
         """Run until something ends it: what to say then, if the answer is not certified."""
         # A 32-bit counter of gradients, which is what JAX has without x64, ends somewhere.
@@ -275,12 +259,12 @@ class Run:
                 if not finite:
                     return partial(self._not_finite, most)
                 done &= not self._look()
-                self._confirmed()
+                certified = self._confirmed()  # before anyone is shown it
                 bar.show(self.gradients, self.certificate.epsilon)
                 if checkpoint is not None:
                     save_or_warn(checkpoint, self.snapshot())
                 stop = callback is not None and _asks_to_stop(callback(self.solution(RUNNING)))
-                if self._confirmed():
+                if certified:
                     return self._certified
                 if stop:
                     return partial(self._interrupted, "Stopped by the callback.")
@@ -300,6 +284,14 @@ class Run:
                     return partial(self._has_stalled, why_not)
         except KeyboardInterrupt:
             return partial(self._interrupted, "Interrupted.")
+
+    def concluded(self, ended: Callable[[], Status]) -> Status:
+        """How it ended; from samples, once others have said what the best point is worth."""
+        if not (self.judging.exact or self.confirmed):
+            self._confirm()
+            if self._holds(self.certificate):
+                return self._certified()
+        return ended()
 
     def _to_next_check(
         self, most: int, max_seconds: float | None, seconds_before: float, bar: Progress

@@ -87,7 +87,8 @@ def solve(
         run.resume(resume)
     bar = Progress(progress, max_gradients)
     try:
-        status = run.until(max_gradients, max_seconds, callback, checkpoint, bar)
+        ended = run.until(max_gradients, max_seconds, callback, checkpoint, bar)
+        status = run.concluded(ended)
     except DataError:
         if checkpoint is not None:  # of all steps before, to go on with once the data are mended
             save_or_warn(checkpoint, run.snapshot())

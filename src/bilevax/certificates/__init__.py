@@ -74,30 +74,29 @@ def certify(
         problem = known
     elif batches is not None:
         raise ValueError("batches: the problem's data is no source of minibatches")
-    problem, point = _with_witnesses(problem, point, rho)
-    return judge(problem, point, sizes=True)
+    return judge(problem, _with_witnesses(problem, point, rho), sizes=True)
 
 
-def _with_witnesses(problem: Any, point: Point, rho: Any) -> tuple[Any, Point]:
+def _with_witnesses(problem: Any, point: Point, rho: Any) -> Point:
     """The point with all that its definition asks for; what is missing is sought."""
     point = check_point(problem, point)
     check_functions(problem, point)
     if isinstance(problem, MinimaxProblem):
         if rho is not None:
             raise ValueError("rho is the penalty of a bilevel problem; a MinimaxProblem has none")
-        return problem, point
+        return point
     rho = point.rho if rho is None else rho
     positive(rho, "point.rho")
     if isinstance(problem, ConstrainedBilevelProblem):
         rho = None if rho is None else jnp.asarray(rho, trees.dtype_of((point.x, point.y)))
         if point.z is None or point.multipliers is None or rho is None:
-            return problem, constrained_witnesses(problem, point, rho)
-        return problem, dataclasses.replace(point, rho=rho)
+            return constrained_witnesses(problem, point, rho)
+        return dataclasses.replace(point, rho=rho)
     if point.z1 is None or (point.z2 is None and problem.y2 is not None):
         point = respond(problem, point)
     dtype = trees.dtype_of(point.x1)
     rho = best_rho(problem, point) if rho is None else jnp.asarray(rho, dtype)
-    return problem, dataclasses.replace(point, rho=rho)
+    return dataclasses.replace(point, rho=rho)
 
 
 def _sampled(
@@ -113,6 +112,6 @@ def _sampled(
     # Witnesses that fit the samples they are judged on would look better than they are.
     drawn = drawn_batches(problem, 2 * count, key)
     half = lambda begin: jax.tree.map(lambda b: b[begin : begin + count], drawn)
-    _, point = _with_witnesses(averaged(problem, half(0)), point, rho)
+    point = _with_witnesses(averaged(problem, half(0)), point, rho)
     estimate = judge(averaged(problem, half(count)), point, sizes=True)
     return sampled_certificate(problem, point, half(count), estimate, confidence)

@@ -133,8 +133,7 @@ class PenaltyMethod(Solver[PenaltyState]):
 
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> PenaltyMethod:
         require(problem, BilevelProblem, "PenaltyMethod")
-        method, sampled = self._for(problem), problem
-        return method._prepared(reference(problem), sampled, start, tolerance)
+        return self._for(problem)._prepared(reference(problem), problem, start, tolerance)
 
     def _for(self, problem: BilevelProblem) -> PenaltyMethod:
         """With the outer method that the data ask for, and a starter where there can be."""
