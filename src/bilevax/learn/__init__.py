@@ -1,0 +1,11 @@
+"""Robust classifiers, to scikit-learn's conventions. Needs `pip install 'bilevax[learn]'`."""
+
+from bilevax.learn.group import GroupDROClassifier, TunedGroupDROClassifier
+from bilevax.learn.tail import TailRiskClassifier, TunedTailRiskClassifier
+
+__all__ = [
+    "GroupDROClassifier",
+    "TailRiskClassifier",
+    "TunedGroupDROClassifier",
+    "TunedTailRiskClassifier",
+]

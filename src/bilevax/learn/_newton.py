@@ -1,0 +1,328 @@
+"""Smooth convex minimisation over the parameters of a linear model, by Newton's method.
+
+F(w) = φ(ℓ(w)) + (λ/2)‖w‖², the intercepts apart: the lower level with its adversary's answer put in.
+Its Hessian is Xᵀ(diag(q)·∂²ℓ)X + Jᵀ(∂q/∂ℓ)J + λ with J = ∂ℓ/∂w. Where it is not too large it is
+made and factored; as it changes slowly along a run, an old factor is kept as a preconditioner for
+conjugate gradients until these take more than a few steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, TypeVar
+
+import numpy as np
+from scipy import linalg
+
+from bilevax.learn._risk import Risk, Weighing
+from bilevax.learn._rows import Losses, Rows
+
+#: Beyond so many parameters the Hessian is not made.
+LARGEST = 4000
+#: Up to so many it is made anew at every point: that costs no more than a few products with it.
+FEW = 120
+#: Beyond, an old factor is made anew when conjugate gradients need more steps than this.
+MANY_STEPS = 12
+#: The most steps of Newton's method; a handful is usual.
+MOST_STEPS = 200
+
+
+class Local(Protocol):
+    """A smooth convex function at one point."""
+
+    @property
+    def w(self) -> np.ndarray: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def gradient(self) -> np.ndarray: ...
+    def curve(self, v: np.ndarray) -> np.ndarray: ...
+    def hessian(self) -> np.ndarray: ...
+    def diagonal(self) -> np.ndarray: ...
+
+
+T = TypeVar("T", bound=Local)
+
+
+def coefficients(rows: Rows, w: np.ndarray) -> np.ndarray:
+    """w with zeros for the intercepts, which are not penalised."""
+    if not rows.intercept:
+        return w
+    w = w.copy()
+    w[:, -1] = 0
+    return w
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Σᵢ qᵢ·ℓᵢ(w) for weights that stay as they are."""
+
+    rows: Rows
+    weights: np.ndarray
+    w: np.ndarray
+
+    @cached_property
+    def losses(self) -> Losses:
+        return self.rows.losses(self.w)
+
+    @cached_property
+    def value(self) -> float:
+        return float(self.weights @ self.losses.value)
+
+    @cached_property
+    def gradient(self) -> np.ndarray:
+        return self.rows.gather(self.weights[:, None] * self.losses.slope)
+
+    def curve(self, v: np.ndarray) -> np.ndarray:
+        return self.rows.gather(self.weights[:, None] * self.losses.curve(self.rows.score(v)))
+
+
+@dataclass(frozen=True)
+class Lower:
+    """F at w, for one (η, λ)."""
+
+    rows: Rows
+    risk: Risk
+    eta: float
+    l2: float
+    w: np.ndarray
+
+    @cached_property
+    def losses(self) -> Losses:
+        return self.rows.losses(self.w)
+
+    @cached_property
+    def item_losses(self) -> np.ndarray:
+        """What the adversary weighs: mean losses of groups, or the losses of rows."""
+        return self.risk.of_items(self.losses.value)
+
+    @cached_property
+    def weighing(self) -> Weighing:
+        return self.risk.adversary.weigh(self.item_losses, self.eta)
+
+    @cached_property
+    def row_weights(self) -> np.ndarray:
+        return self.risk.of_rows(self.weighing.weights)
+
+    @cached_property
+    def value(self) -> float:
+        penalty = self.l2 / 2 * np.sum(coefficients(self.rows, self.w) ** 2)
+        return self.weighing.value + float(penalty)
+
+    @cached_property
+    def gradient(self) -> np.ndarray:
+        inner = self.rows.gather(self.row_weights[:, None] * self.losses.slope)
+        return inner + self.l2 * coefficients(self.rows, self.w)
+
+    def curve(self, v: np.ndarray) -> np.ndarray:
+        """∇²F·v."""
+        scores = self.rows.score(v)
+        changed = self.weighing.change(self.risk.of_items(self.losses.along(scores)))
+        inner = self.row_weights[:, None] * self.losses.curve(scores)
+        inner += self.risk.of_rows(changed)[:, None] * self.losses.slope
+        return self.rows.gather(inner) + self.l2 * coefficients(self.rows, v)
+
+    def with_prices(self) -> np.ndarray:
+        """∂∇F/∂(log η, log λ), one after the other."""
+        changed = self.risk.of_rows(-self.weighing.change(self.item_losses))
+        of_eta = self.rows.gather(changed[:, None] * self.losses.slope)
+        return np.stack([of_eta, self.l2 * coefficients(self.rows, self.w)])
+
+    def diagonal(self) -> np.ndarray:
+        """About the diagonal of ∇²F: without what the adversary's answer adds."""
+        total = np.empty(self.rows.shape)
+        for k in range(self.rows.scores):
+            weight = self.row_weights * self.losses.curvature(k, k)
+            x = self.rows.x
+            squares = x.multiply(x) if hasattr(x, "multiply") else x**2
+            total[k, : x.shape[1]] = np.asarray(squares.T @ weight)
+            if self.rows.intercept:
+                total[k, -1] = weight.sum()
+        return total + self.l2 * coefficients(self.rows, np.ones(self.rows.shape))
+
+    def hessian(self) -> np.ndarray:
+        """∇²F, with the parameters of one score after those of another."""
+        scores, width = self.rows.shape
+        blocks = np.zeros((scores, scores, width, width))
+        movable, items = self.weighing.movable, self.risk.items
+        by_rows = self.risk.group is None
+        jacobian = np.zeros((1 if by_rows else items, scores, width))
+        slope = self.losses.slope
+        for part, x in self.rows.chunks():
+            for k in range(scores):
+                for j in range(k, scores):
+                    weight = self.row_weights[part] * self.losses.curvature(k, j)[part]
+                    if by_rows:
+                        weight = weight + movable[part] * slope[part, k] * slope[part, j] / self.eta
+                    if k == j:  # a product of one matrix with itself takes half the time
+                        half = np.sqrt(weight)[:, None] * x
+                        blocks[k, k] += half.T @ half
+                    else:
+                        blocks[k, j] += x.T @ (weight[:, None] * x)
+                if by_rows:
+                    jacobian[0, k] += (movable[part] * slope[part, k]) @ x
+                else:
+                    rows = self.risk.share[part] * slope[part, k]
+                    spread = np.zeros((items, len(x)))
+                    spread[self.risk.group[part], np.arange(len(x))] = rows
+                    jacobian[:, k] += spread @ x
+        for k in range(scores):
+            for j in range(k):
+                blocks[k, j] = blocks[j, k].T
+        size = scores * width
+        whole = blocks.transpose(0, 2, 1, 3).reshape(size, size)
+        jacobian = jacobian.reshape(len(jacobian), size)
+        total = movable.sum()
+        if total:
+            if by_rows:
+                mixing = np.full((1, 1), -1 / (self.eta * total))
+            else:
+                mixing = (np.diag(movable) - np.outer(movable, movable) / total) / self.eta
+            whole += jacobian.T @ mixing @ jacobian
+        ridge = self.l2 * coefficients(self.rows, np.ones(self.rows.shape))
+        whole[np.diag_indices(size)] += ridge.ravel()
+        return whole
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """F + (1/ρ)·Σ x2ᵢ·ℓᵢ(w) on other rows: the penalty function in y1, divided by ρ."""
+
+    lower: Lower
+    upper: Weighted
+    rho: float
+
+    @property
+    def w(self) -> np.ndarray:
+        return self.lower.w
+
+    @cached_property
+    def value(self) -> float:
+        return self.lower.value + self.upper.value / self.rho
+
+    @cached_property
+    def gradient(self) -> np.ndarray:
+        return self.lower.gradient + self.upper.gradient / self.rho
+
+    def curve(self, v: np.ndarray) -> np.ndarray:
+        return self.lower.curve(v) + self.upper.curve(v) / self.rho
+
+    def hessian(self) -> np.ndarray:
+        return self.lower.hessian()  # all but 1/ρ of it: good enough to precondition
+
+    def diagonal(self) -> np.ndarray:
+        return self.lower.diagonal()
+
+
+@dataclass
+class Preconditioner:
+    """An approximate inverse of the Hessian, kept from point to point until it is too old."""
+
+    factor: tuple[np.ndarray, bool] | None = None
+    scale: np.ndarray | None = None
+    of: Local | None = None  # where it is exact
+    steps: int = 0  # of Newton's method, altogether
+
+    def renew(self, at: Local) -> None:
+        self.of = at
+        if at.w.size > LARGEST:
+            self.scale = np.maximum(at.diagonal(), 1e-300)
+            return
+        hessian = at.hessian()
+        # The intercepts of three classes and more may all move together: nothing holds that back.
+        slack = 1e-14 * np.trace(hessian) + 1e-300
+        while True:
+            hessian.flat[:: len(hessian) + 1] += slack
+            try:
+                self.factor = linalg.cho_factor(hessian, lower=True, check_finite=False)
+                return
+            except linalg.LinAlgError:
+                slack *= 100
+
+    def __call__(self, g: np.ndarray) -> np.ndarray:
+        if self.scale is not None:
+            return g / self.scale
+        return linalg.cho_solve(self.factor, g.ravel(), check_finite=False).reshape(g.shape)
+
+
+def solve(at: Local, right: np.ndarray, kept: Preconditioner, relative: float) -> np.ndarray:
+    """∇²F·v = right to a relative residual."""
+    if kept.of is None or (at.w.size <= FEW and kept.of is not at):
+        kept.renew(at)
+    if at.w.size <= FEW:
+        return kept(right)
+    most = 500 if kept.scale is not None else MANY_STEPS
+    v, reached = _conjugate_gradients(at.curve, right, kept, relative, most)
+    if not reached and kept.of is not at:
+        kept.renew(at)
+        v, _ = _conjugate_gradients(at.curve, right, kept, relative, most)
+    return v
+
+
+def _conjugate_gradients(
+    product: Callable[[np.ndarray], np.ndarray],
+    right: np.ndarray,
+    inverse: Callable[[np.ndarray], np.ndarray],
+    relative: float,
+    most: int,
+) -> tuple[np.ndarray, bool]:
+    v, r = np.zeros_like(right), right.copy()
+    target = relative * np.linalg.norm(right)
+    z = inverse(r)
+    p, rz = z, np.vdot(r, z)
+    for _ in range(most):
+        if np.linalg.norm(r) <= target:
+            return v, True
+        hp = product(p)
+        curvature = np.vdot(p, hp)
+        if not curvature > 0:  # rounding, at the end of what can be reached
+            return v, True
+        step = rz / curvature
+        v = v + step * p
+        r = r - step * hp
+        z = inverse(r)
+        rz, before = np.vdot(r, z), rz
+        p = z + (rz / before) * p
+    return v, bool(np.linalg.norm(r) <= target)
+
+
+def minimise(
+    function: Callable[[np.ndarray], T],
+    start: np.ndarray,
+    kept: Preconditioner,
+    done: Callable[[T], bool],
+    most: int = MOST_STEPS,
+) -> T:
+    """Newton's method with a line search, until `done` or until rounding ends the descent."""
+    at = function(start)
+    first = np.linalg.norm(at.gradient)
+    for _ in range(most):
+        if done(at):
+            break
+        # Tight enough for quadratic convergence, loose far from the end.
+        relative = min(0.1, max(1e-10, np.linalg.norm(at.gradient) / first))
+        following = _descend(function, at, solve(at, -at.gradient, kept, relative))
+        if following is None:
+            break
+        kept.steps += 1
+        at = following
+    return at
+
+
+def _descend(function: Callable[[np.ndarray], T], at: T, step: np.ndarray) -> T | None:
+    slope = float(np.vdot(at.gradient, step))
+    if not slope < 0:
+        return None
+    noise = 1e-14 * max(1.0, abs(at.value))
+    length = 1.0
+    for _ in range(40):
+        trial = function(at.w + length * step)
+        if trial.value <= at.value + 1e-4 * length * slope:
+            return trial
+        if -slope * length <= 100 * noise:  # values cannot tell any more; gradients still can
+            smaller = np.linalg.norm(trial.gradient) <= np.linalg.norm(at.gradient) / 2
+            return trial if smaller else None
+        length /= 2
+    return None

@@ -1,0 +1,123 @@
+"""The same problems as `bilevax` problems, for any of its solvers, and for minibatches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bilevax import terms
+from bilevax.data import Levels as LevelSources
+from bilevax.data import Source
+from bilevax.learn._certificate import INTERCEPT_BOUND
+from bilevax.learn._risk import Risk
+from bilevax.learn._rows import Rows
+from bilevax.learn._tuning import Levels
+from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+
+
+def as_block(rows: Rows, w: np.ndarray) -> dict[str, Array]:
+    """The parameters, as a block of a problem."""
+    w = jnp.asarray(w)
+    return {"coef": w[:, :-1], "intercept": w[:, -1]} if rows.intercept else {"coef": w}
+
+
+def as_arrays(rows: Rows, risk: Risk) -> dict[str, np.ndarray]:
+    x = rows.x.toarray() if hasattr(rows.x, "toarray") else rows.x
+    arrays = {"x": x, "label": rows.label, "weight": risk.share}
+    return arrays if risk.group is None else {**arrays, "group": risk.group}
+
+
+def row_losses(w: dict[str, Array], data: dict[str, Array]) -> Array:
+    """ℓ of each row."""
+    scores = data["x"] @ w["coef"].T
+    if "intercept" in w:
+        scores = scores + w["intercept"][None, :]
+    if scores.shape[1] == 1:
+        sign = (2 * data["label"] - 1).astype(scores.dtype)
+        return jnp.logaddexp(0.0, -sign * scores[:, 0])
+    own = jnp.take_along_axis(scores, data["label"][:, None], axis=1)[:, 0]
+    return jax.nn.logsumexp(scores, axis=1) - own
+
+
+def group_losses(w: dict[str, Array], data: dict[str, Array], groups: int) -> Array:
+    """The weighted mean loss of each group, in a minibatch as on all rows."""
+    one_hot = jax.nn.one_hot(data["group"], groups, dtype=data["weight"].dtype)
+    weight = one_hot * data["weight"][:, None]
+    return (weight.T @ row_losses(w, data)) / weight.sum(axis=0)
+
+
+def _of_items(risk: Risk, w: Any, data: Any) -> Array:
+    return row_losses(w, data) if risk.group is None else group_losses(w, data, risk.items)
+
+
+def _weights(risk: Risk) -> terms.Term:
+    if risk.group is not None:
+        return terms.Simplex()
+    cap = risk.adversary.cap
+    if np.ptp(cap) > 1e-12 * cap.max():
+        raise ValueError("sample weights that differ need a cap for each row, which no term has")
+    return terms.CappedSimplex(float(cap[0]))
+
+
+def _parameters(rows: Rows, l2: float) -> dict[str, terms.Term]:
+    """Bounds that no solution reaches: (λ/2)‖w‖² never exceeds the loss of w = 0, log K."""
+    radius = 2 * np.sqrt(2 * np.log(max(rows.classes, 2)) / l2)
+    bounds: dict[str, terms.Term] = {"coef": terms.L2Ball(float(radius))}
+    if rows.intercept:
+        bounds["intercept"] = terms.Box(-INTERCEPT_BOUND, INTERCEPT_BOUND)
+    return bounds
+
+
+def _lower_value(rows: Rows, risk: Risk, eta: Any, l2: Any, w: Any, q: Array, data: Any) -> Array:
+    even, price = jnp.asarray(risk.adversary.even), jnp.asarray(risk.adversary.price)
+    far = jnp.sum((q - even.astype(q.dtype)) ** 2 / price.astype(q.dtype))
+    size = jnp.sum(w["coef"] ** 2)
+    return jnp.sum(q * _of_items(risk, w, data)) - eta / 2 * far + l2 / 2 * size
+
+
+def minimax_problem(
+    rows: Rows, risk: Risk, eta: float, l2: float, data: Source | None = None
+) -> MinimaxProblem:
+    """`eq:dro_lower`: min over w, max over q."""
+    return MinimaxProblem(
+        lambda w, q, data: _lower_value(rows, risk, eta, l2, w, q, data),
+        x=_parameters(rows, l2),
+        y=_weights(risk),
+        data=as_arrays(rows, risk) if data is None else data,
+    )
+
+
+def bilevel_problem(levels: Levels, data: LevelSources | None = None) -> BilevelProblem:
+    """`eq:dro_nested` with x1 = (log η, log λ), in a box."""
+    held = as_arrays(levels.held, levels.held_risk)
+    arrays = {"upper": held, "lower": as_arrays(levels.train, levels.risk)}
+    own = (lambda d, name: d) if data is not None else (lambda d, name: d[name])
+
+    def upper(x1: Array, x2: Array, y1: Any, y2: Array, data: Any) -> Array:
+        return jnp.sum(x2 * _of_items(levels.held_risk, y1, own(data, "upper")))
+
+    def lower(x1: Array, y1: Any, y2: Array, data: Any) -> Array:
+        eta, l2 = jnp.exp(x1)
+        return _lower_value(levels.train, levels.risk, eta, l2, y1, y2, own(data, "lower"))
+
+    return BilevelProblem(
+        upper,
+        lower,
+        x1=terms.Box(jnp.asarray(levels.low), jnp.asarray(levels.high)),
+        x2=_weights(levels.held_risk),
+        y1=_parameters(levels.train, float(np.exp(levels.low[1]))),
+        y2=_weights(levels.risk),
+        data=arrays if data is None else data,
+    )
+
+
+def start_point(levels: Levels, eta: float = 1.0, l2: float = 1e-2) -> Point:
+    """Even weights and no model at all."""
+    even = lambda risk: jnp.asarray(risk.adversary.even)
+    x = np.clip(np.log([eta, l2]), levels.low, levels.high)
+    w = as_block(levels.train, np.zeros(levels.train.shape))
+    return Point(x1=jnp.asarray(x), x2=even(levels.held_risk), y1=w, y2=even(levels.risk))

@@ -1,0 +1,113 @@
+"""What an adversary makes of losses: the largest weighted sum it can reach, at a price.
+
+φ(ℓ) = max over q of ⟨q, ℓ⟩ − (η/2)·Σⱼ (qⱼ − bⱼ)²/cⱼ,  with Σⱼ qⱼ = 1 and 0 ≤ qⱼ ≤ capⱼ
+
+Its weights have a closed form, q = clip(b + c·(ℓ − ν)/η, 0, cap) with ν such that they sum to 1; so
+φ is smooth for η > 0, and ∇φ = q. Group DRO (`eq:dro_lower`) weighs the mean losses of G groups,
+with b = 1/G and c = 1. Tail risk (`eq:DRO_tuning`) weighs the rows, with b = c = the shares of the
+rows, so that η means the same however many there are, and cap = b/p: at η → 0 that is the mean loss
+over the worst share p of the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """φ, the weights q that attain it, and ∂q/∂ℓ = (diag(m) − m·mᵀ/Σm)/η."""
+
+    value: float
+    weights: np.ndarray
+    movable: np.ndarray  # m: c where a weight is between its bounds, zero elsewhere
+    eta: float
+
+    def change(self, losses: np.ndarray) -> np.ndarray:
+        """How q changes with a change of the losses. It changes with log η by −change(losses)."""
+        total = self.movable.sum()
+        mean = self.movable @ losses / total if total else 0.0
+        return self.movable * (losses - mean) / self.eta
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """The weights an adversary may choose, and what they cost it."""
+
+    even: np.ndarray  # b
+    price: np.ndarray  # c
+    cap: np.ndarray
+
+    def weigh(self, losses: np.ndarray, eta: float) -> Weighing:
+        level = self._level(losses, eta)
+        free = self.even + self.price * ((losses - level) / eta)
+        q = np.clip(free, 0, self.cap)
+        movable = np.where((free > 0) & (free < self.cap), self.price, 0.0)
+        if total := movable.sum():  # what rounding left of 1 − Σq, which is large for a small η
+            q = np.clip(q + movable * ((1 - q.sum()) / total), 0, self.cap)
+        far = (q - self.even) ** 2 / self.price
+        # ⟨q, ℓ⟩ = ν + ⟨q, ℓ − ν⟩, in which the rounding of Σq does not count.
+        value = level + q @ (losses - level) - eta / 2 * far.sum()
+        return Weighing(float(value), q, movable, eta)
+
+    def _level(self, losses: np.ndarray, eta: float) -> float:
+        """ν: where the weights sum to 1. Their sum falls with ν, in straight pieces.
+
+        A weight leaves 0 as ν falls below ℓ + η·b/c and rests at its cap below ℓ − η·(cap − b)/c.
+        """
+        c = self.price / eta
+        leaves = losses + self.even / c
+        rests = leaves - self.cap / c
+        ends = np.concatenate([leaves, rests])
+        order = np.argsort(-ends)
+        falling = ends[order]
+        slopes = np.cumsum(np.concatenate([c, -c])[order])
+        sums = np.cumsum(-np.diff(falling) * slopes[:-1])
+        piece = min(int(np.searchsorted(sums, 1.0)), len(sums) - 1)
+        level = falling[piece + 1]
+        # Exactly, now that it is known which weights are free; a sum of many pieces rounds.
+        middle = (level + falling[piece]) / 2
+        free = (leaves > middle) & (rests < middle)
+        if not free.any():
+            return float(level)
+        spare = 1 - self.cap[rests >= middle].sum()
+        return float((c[free] @ leaves[free] - spare) / c[free].sum())
+
+
+@dataclass(frozen=True)
+class Risk:
+    """An adversary of the rows of a data set, or of the mean losses of their groups."""
+
+    adversary: Adversary
+    share: np.ndarray  # of each row in its group, or in the whole
+    group: np.ndarray | None = None
+
+    @property
+    def items(self) -> int:
+        """How many weights the adversary has."""
+        return len(self.adversary.even)
+
+    def of_items(self, losses: np.ndarray) -> np.ndarray:
+        """The losses that the adversary weighs."""
+        if self.group is None:
+            return losses
+        return np.bincount(self.group, self.share * losses, self.items)
+
+    def of_rows(self, weights: np.ndarray) -> np.ndarray:
+        """The adversary's weights, spread over the rows."""
+        return weights if self.group is None else weights[self.group] * self.share
+
+
+def group_risk(group: np.ndarray, groups: int, sample_weight: np.ndarray) -> Risk:
+    """Of group codes 0 … G−1, none of them empty."""
+    total = np.bincount(group, sample_weight, groups)
+    adversary = Adversary(np.full(groups, 1 / groups), np.ones(groups), np.ones(groups))
+    return Risk(adversary, sample_weight / total[group], group)
+
+
+def tail_risk(worst: float, sample_weight: np.ndarray) -> Risk:
+    """Of the worst share of the rows."""
+    share = sample_weight / sample_weight.sum()
+    return Risk(Adversary(share, share, share / worst), share)

@@ -1,0 +1,254 @@
+"""Tuning (η, λ) by the worst validation loss: the bilevel problem `eq:dro_nested`.
+
+min over x in a box of  Φ(x) = max over x2 of ⟨x2, V(w(x))⟩,   x = (log η, log λ)
+
+where w(x) is the lower level's solution and V the validation losses, of groups or of rows. For
+λ > 0 and η > 0 the lower level has one solution, with dw/dx = −(∇²F)⁻¹·∂ₓ∇F by the implicit
+function theorem. So every validation loss has a gradient in x, and Φ, a maximum of functions of two
+variables, is minimised through its model
+
+min over d of  max over x2 of ⟨x2, V + J·d⟩ − (μ/2)·price(x2) + ½dᵀBd,   x + d in the box, |d| ≤ Δ
+
+with J = dV/dx, B a BFGS matrix of the Lagrangian, Δ a trust region, and μ so small that the
+certificate hardly sees it. The next lower level is begun at w + (dw/dx)·d, one or two Newton steps
+from its solution. Φ may have several minima: `STARTS` begin at a moderate price and at a low one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bilevax.learn._newton import (
+    Local,
+    Lower,
+    Penalised,
+    Preconditioner,
+    Weighted,
+    minimise,
+    solve,
+)
+from bilevax.learn._risk import Adversary, Risk, Weighing
+from bilevax.learn._rows import Losses, Rows
+
+#: (η, λ) at which descents begin.
+STARTS = ((1.0, 1e-2), (0.1, 1e-1))
+#: How far a step may go in log η and log λ: at first, and at the most.
+FIRST_RADIUS, MOST_RADIUS = 2.0, 4.0
+#: A descent whose loss is not this close to the best one's ends at so many times the tolerance.
+CLOSE, ROUGH = 1e-4, 30
+#: One also ends where its model promises less than this, if it is within WELL times the tolerance.
+NOTHING, WELL = 1e-6, 100
+#: The relative residual of dw/dx.
+PATH = 1e-4
+#: The most that may be left of the lower level's gap.
+LOWER_GAP = 1e-9
+#: The most steps of one descent; ten are usual.
+MOST_STEPS = 60
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step of the tuning saw."""
+
+    eta: float
+    l2: float
+    worst_loss: float
+    epsilon: float  # how far from stationary, as the certificate has it for a large ρ
+    seconds: float
+    start: int
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The two levels: rows and risk to train on, rows and risk to validate on."""
+
+    train: Rows
+    risk: Risk
+    held: Rows
+    held_risk: Risk
+    low: np.ndarray  # of (log η, log λ)
+    high: np.ndarray
+
+    def lower(self, x: np.ndarray, w: np.ndarray) -> Lower:
+        eta, l2 = np.exp(x)
+        return Lower(self.train, self.risk, float(eta), float(l2), w)
+
+    def normal(self, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
+        """The shortest vector of slope + the normal cone of the box at x."""
+        outward = ((x <= self.low) & (slope > 0)) | ((x >= self.high) & (slope < 0))
+        return np.where(outward, 0.0, slope)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The lower level solved at x, and how the validation losses change from there."""
+
+    x: np.ndarray
+    lower: Lower
+    losses: Losses  # of the validation rows
+    upper: np.ndarray  # V
+    worst: float  # Φ, smoothed by μ
+    x2: np.ndarray
+    path: np.ndarray  # dw/dx
+    jacobian: np.ndarray  # dV/dx
+
+
+@dataclass
+class Descent:
+    """Where one descent is."""
+
+    at: Tuned
+    start: int
+    curvature: np.ndarray = field(default_factory=lambda: 1e-2 * np.eye(2))  # B
+    radius: float = FIRST_RADIUS  # Δ
+
+
+def _same(at: Tuned, other: Tuned) -> bool:
+    """Whether a descent has come to where another one ended."""
+    return bool(np.abs(at.x - other.x).max() < 0.5) and at.worst > other.worst - 1e-5
+
+
+@dataclass
+class Tuner:
+    """The state of one tuning run."""
+
+    levels: Levels
+    tolerance: float
+    mu: float
+    report: Callable[[Step], None] = lambda step: None
+    history: list[Step] = field(default_factory=list)
+    kept: Preconditioner = field(default_factory=Preconditioner)
+    began: float = field(default_factory=time.perf_counter)
+
+    def run(self) -> Tuned:
+        """The best point of all descents."""
+        found: list[Descent] = []
+        for number, start in enumerate(STARTS):
+            x = np.clip(np.log(start), self.levels.low, self.levels.high)
+            # Begun at the solution for other prices: nearer than nothing.
+            w = found[0].at.lower.w if found else np.zeros(self.levels.train.shape)
+            descent = Descent(self.at(x, w, LOWER_GAP), number)
+            self.descend(descent, ROUGH * self.tolerance, found)
+            found.append(descent)
+        best = min(descent.at.worst for descent in found)
+        for descent in found:
+            if descent.at.worst <= best + CLOSE:
+                self.descend(descent, self.tolerance)
+        return min((descent.at for descent in found), key=lambda at: at.worst)
+
+    def at(self, x: np.ndarray, start: np.ndarray, gap: float) -> Tuned:
+        levels = self.levels
+        # Half the squared gradient over λ bounds the lower level's gap.
+        enough = np.sqrt(2 * gap * np.exp(x[1]))
+
+        def done(at: Local) -> bool:
+            return bool(np.linalg.norm(at.gradient) <= enough)
+
+        lower = minimise(lambda w: levels.lower(x, w), start, self.kept, done)
+        losses = levels.held.losses(lower.w)
+        upper = levels.held_risk.of_items(losses.value)
+        weighing = levels.held_risk.adversary.weigh(upper, self.mu)
+        path = [-solve(lower, right, self.kept, PATH) for right in lower.with_prices()]
+        along = [losses.along(levels.held.score(v)) for v in path]
+        jacobian = np.stack([levels.held_risk.of_items(v) for v in along], axis=1)
+        return Tuned(
+            x, lower, losses, upper, weighing.value, weighing.weights, np.stack(path), jacobian
+        )
+
+    def descend(self, run: Descent, tolerance: float, others: Sequence[Descent] = ()) -> None:
+        for _ in range(MOST_STEPS):
+            at = run.at
+            epsilon = float(np.linalg.norm(self.levels.normal(at.x, at.jacobian.T @ at.x2)))
+            self._record(at, epsilon, run.start)
+            d, model, x2 = self._model(at, run.curvature, run.radius)
+            gain = at.worst - model
+            if epsilon <= tolerance or (gain <= NOTHING and epsilon <= WELL * self.tolerance):
+                return
+            if any(_same(at, other.at) for other in others):
+                return
+            # The validation losses are as exact as the root of the lower level's gap.
+            gap = min(max((0.02 * gain) ** 2, 1e-13), LOWER_GAP)
+            trial = self.at(at.x + d, at.lower.w + np.tensordot(d, at.path, 1), gap)
+            run.curvature = _bfgs(run.curvature, d, (trial.jacobian - at.jacobian).T @ x2)
+            ratio = (at.worst - trial.worst) / gain
+            if ratio < 0.25:
+                run.radius = np.abs(d).max() / 4
+            elif ratio > 0.75 and np.abs(d).max() >= 0.99 * run.radius:
+                run.radius = min(2 * run.radius, MOST_RADIUS)
+            if trial.worst < at.worst:
+                run.at = trial
+            elif run.radius < 1e-8:
+                return
+
+    def _record(self, at: Tuned, epsilon: float, start: int) -> None:
+        eta, l2 = np.exp(at.x)
+        seconds = time.perf_counter() - self.began
+        worst = float(at.upper @ at.x2)
+        step = Step(float(eta), float(l2), worst, epsilon, seconds, start)
+        self.history.append(step)
+        self.report(step)
+
+    def _model(
+        self, at: Tuned, curvature: np.ndarray, radius: float
+    ) -> tuple[np.ndarray, float, np.ndarray]:
+        """The best step of the model, its value there, and the weights x2 that go with it."""
+        low = np.maximum(self.levels.low - at.x, -radius)
+        high = np.minimum(self.levels.high - at.x, radius)
+        adversary = self.levels.held_risk.adversary
+        d = np.zeros(2)
+        # The kinks come in gently: each problem begins at the solution of a smoother one.
+        for mu in np.geomspace(max(1e-2, self.mu), self.mu, 3):
+            d, value, x2 = _box_newton(adversary, at.upper, at.jacobian, curvature, low, high, d, mu)
+        return d, value, x2
+
+
+def _box_newton(
+    adversary: Adversary,
+    upper: np.ndarray,
+    jacobian: np.ndarray,
+    curvature: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    d: np.ndarray,
+    mu: float,
+) -> tuple[np.ndarray, float, np.ndarray]:
+    """min over d in a box of φ_μ(V + J·d) + ½dᵀBd, smooth and convex in two variables."""
+
+    def at(d: np.ndarray) -> tuple[Weighing, float]:
+        weighing = adversary.weigh(upper + jacobian @ d, mu)
+        return weighing, weighing.value + float(d @ curvature @ d) / 2
+
+    here, value = at(d)
+    for _ in range(50):
+        g = jacobian.T @ here.weights + curvature @ d
+        free = ~(((d <= low) & (g > 0)) | ((d >= high) & (g < 0)))
+        if not free.any() or np.abs(g[free]).max() <= 1e-10:
+            break
+        changes = np.stack([here.change(column) for column in jacobian.T], axis=1)
+        h = curvature + jacobian.T @ changes
+        step = np.zeros(2)
+        step[free] = -np.linalg.solve(h[np.ix_(free, free)], g[free])
+        length = 1.0
+        while length > 1e-9:
+            trial = np.clip(d + length * step, low, high)
+            there, lower = at(trial)
+            if lower < value and lower <= value + 1e-4 * float(g @ (trial - d)):
+                break
+            length /= 2
+        else:
+            break
+        d, here, value = trial, there, lower
+    return d, value, here.weights
+
+
+def _bfgs(b: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The BFGS update, with Powell's damping: B stays positive definite where Φ is not convex."""
+    bs = b @ s
+    size, seen = float(s @ bs), float(s @ y)
+    share = 1.0 if seen >= 0.2 * size else 0.8 * size / (size - seen)
+    r = share * y + (1 - share) * bs
+    return b - np.outer(bs, bs) / size + np.outer(r, r) / float(s @ r)
