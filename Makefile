@@ -11,13 +11,19 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
+.venv/learn: .venv/core
+	$(BIN)/python -m pip install --quiet --editable ".[learn]"
+	touch $@
+
 .venv/dev: .venv/core
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 
-# Solve a small bilevel minimax problem, print its certificate, save a plot of its convergence.
-demo: .venv/core
+# Solve a small bilevel minimax problem, print its certificate, save a plot of its convergence; then
+# train robust classifiers on scikit-learn's digits and write a report.
+demo: .venv/learn
 	$(BIN)/bilevax demo
+	$(BIN)/bilevax robust --demo --out demo --overwrite
 
 # Everything that CI checks.
 test: .venv/dev

@@ -9,6 +9,7 @@ import tyro
 
 from bilevax.cli import bench
 from bilevax.cli.demo import demo
+from bilevax.cli.robust import robust
 from bilevax.cli.solve import solve
 
 
@@ -18,6 +19,7 @@ def main(args: list[str] | None = None) -> None:
     commands = tyro.extras.SubcommandApp()
     commands.command(demo)
     commands.command(solve)
+    commands.command(robust)
     experiments = tyro.extras.SubcommandApp()
     experiments.command(bench.linear)
     experiments.command(bench.suite)

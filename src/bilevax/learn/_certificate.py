@@ -27,15 +27,13 @@ from bilevax.learn._newton import (
     coefficients,
     minimise,
 )
-from bilevax.learn._risk import Adversary
+from bilevax.learn._risk import ROUNDING
 from bilevax.learn._tuning import Levels, Tuned
 
 #: Intercepts, which are not penalised, are bounded by this.
 INTERCEPT_BOUND = 1e4
 #: The penalties tried, until one certifies the tolerance.
 RHOS = (1e5, 1e4, 1e3, 1e2)
-#: What sums of many products may lose: a small multiple of the rounding unit.
-ROUNDING = 16 * np.finfo(float).eps
 
 
 def saddle_gap(at: Lower) -> float:
@@ -59,23 +57,6 @@ def _noise(at: Lower | Weighted) -> float:
     size = float(weights @ np.abs(at.losses.slope).sum(axis=1))
     penalty = at.l2 * np.linalg.norm(at.w) if isinstance(at, Lower) else 0.0
     return float(ROUNDING * (size * at.rows.widest + penalty))
-
-
-def _distance(adversary: Adversary, q: np.ndarray, gain: np.ndarray) -> float:
-    """An upper bound on dist(gain, N(q)), N the normal cone of the adversary's weights at q.
-
-    A vector of N is some ν where a weight is free, at most ν at 0, at least ν at the cap.
-    """
-    none, full = q <= 0, q >= adversary.cap
-    free = ~none & ~full
-    if free.any():
-        level = gain[free].mean()
-    else:
-        most, least = np.max(gain[none], initial=-np.inf), np.min(gain[full], initial=np.inf)
-        level = np.clip((gain @ q) / q.sum(), min(most, least), max(most, least))
-    off = gain - level
-    off[(none & (off < 0)) | (full & (off > 0))] = 0
-    return float(np.linalg.norm(off) + ROUNDING * np.linalg.norm(gain))
 
 
 @dataclass(frozen=True)
@@ -128,13 +109,15 @@ def _judge(
     # ∂f~/∂ log η = −(η/2)·price(q) and ∂f~/∂ log λ = (λ/2)·‖w‖².
     of_prices = np.array([-eta * (price(z2) - price(y2)), l2 * (size(y.w) - size(z.w))]) / 2
     of_x1 = levels.normal(x, rho * of_prices)
-    gain = lambda at: at.item_losses - eta * (at.weighing.weights - adversary.even) / adversary.price
+    gain = lambda at: (
+        at.item_losses - eta * (at.weighing.weights - adversary.even) / adversary.price
+    )
     slack_z, slack_y = _noise(z), _noise(y.lower)
     slack_prices = ROUNDING * (eta * (price(z2) + price(y2)) + l2 * (size(y.w) + size(z.w)))
     stationarity = np.sqrt(
         np.sum(of_x1**2)
         + rho**2 * np.sum(y.gradient**2)
-        + (rho * _distance(adversary, y2, gain(z))) ** 2
+        + (rho * adversary.distance(y2, gain(z))) ** 2
     )
     upper = levels.held_risk.of_items(y.upper.losses.value)
     below = y.lower.value - z.value
@@ -142,9 +125,9 @@ def _judge(
     certificate = KKTCertificate(
         objective=float(upper @ x2),
         stationarity=float(stationarity + rho * (slack_y + slack_prices) + _noise(y.upper)),
-        response_x2=_distance(levels.held_risk.adversary, x2, upper) + ROUNDING * upper.max(),
+        response_x2=levels.held_risk.adversary.distance(x2, upper) + ROUNDING * upper.max(),
         response_z1=float(rho * (np.linalg.norm(z.gradient) + slack_z)),
-        response_z2=float(rho * _distance(adversary, z2, gain(y.lower))),
+        response_z2=float(rho * adversary.distance(z2, gain(y.lower))),
         gap=float(gap),
         gap_below=float(below),
         rho=rho,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,12 +11,13 @@ from sklearn.exceptions import ConvergenceWarning
 
 from bilevax.arguments import warn
 from bilevax.learn._certificate import Judged, judge, saddle_gap
+from bilevax.learn._large import by_minibatches, chosen, sampled, sampled_levels
 from bilevax.learn._newton import Lower, Preconditioner, minimise
 from bilevax.learn._risk import Risk
 from bilevax.learn._rows import Rows
 from bilevax.learn._tuning import Levels, Step, Tuned, Tuner
 
-#: The tuning aims at this share of the tolerance, and smooths the upper level by as much.
+#: The tuning aims at this share of the tolerance.
 AIM = 1e-2
 
 
@@ -26,20 +28,32 @@ class Fitted:
     at: Lower
     gap: float
     steps: int
+    solver: str
 
 
 def fit_lower(
-    rows: Rows, risk: Risk, eta: float, l2: float, tolerance: float, most: int
+    rows: Rows, risk: Risk, eta: float, l2: float, tolerance: float, most: int, solver: str
 ) -> Fitted:
     """Solve the lower level to a certified saddle gap."""
+    solver = chosen(solver, rows, risk)
     kept = Preconditioner()
-    at = minimise(
-        lambda w: Lower(rows, risk, eta, l2, w),
-        np.zeros(rows.shape),
-        kept,
-        lambda at: saddle_gap(at) <= tolerance,
-        most,
-    )
+
+    def newton(rows: Rows, risk: Risk, start: np.ndarray) -> Lower:
+        return minimise(
+            lambda w: Lower(rows, risk, eta, l2, w),
+            start,
+            kept,
+            lambda at: saddle_gap(at) <= tolerance,
+            most,
+        )
+
+    start = np.zeros(rows.shape)
+    if sample := sampled(rows, risk):
+        start = newton(*sample, start).w
+    if solver == "minibatch":
+        rough = Lower(*(sample or (rows, risk)), eta, l2, start)
+        start = by_minibatches(rows, risk, eta, l2, rough)
+    at = newton(rows, risk, start)
     gap = saddle_gap(at)
     if not gap <= tolerance:
         warn(
@@ -47,7 +61,7 @@ def fit_lower(
             f"{kept.steps} Newton steps; scale the features, or give a larger l2, tol or max_iter",
             ConvergenceWarning,
         )
-    return Fitted(at, gap, kept.steps)
+    return Fitted(at, gap, kept.steps, solver)
 
 
 @dataclass(frozen=True)
@@ -57,16 +71,30 @@ class TunedFit:
     tuned: Tuned
     judged: Judged
     history: list[Step]
-    steps: int
+    solver: str
 
 
-def fit_levels(levels: Levels, tolerance: float, report: Callable[[Step], None]) -> TunedFit:
+def fit_levels(
+    levels: Levels, tolerance: float, solver: str, report: Callable[[Step], None]
+) -> TunedFit:
     """Tune (η, λ), and certify the answer."""
+    solver = chosen(solver, levels.train, levels.risk)
     adversary = levels.held_risk.adversary
-    # μ changes the gain of x2 by μ·(x2 − b)/c, at most 1/c·(the largest distance) long.
-    farthest = np.linalg.norm(np.maximum(adversary.cap - adversary.even, adversary.even) / adversary.price)
-    tuner = Tuner(levels, AIM * tolerance, AIM * tolerance / float(farthest) * 25, report)
-    tuned = tuner.run()
+    # μ changes what x2 gains by μ·(x2 − b)/c, and so the certificate by as much at the most.
+    farthest = np.maximum(adversary.cap - adversary.even, adversary.even) / adversary.price
+    smoothing = tolerance / 4 / float(np.linalg.norm(farthest))
+    tuner = Tuner(levels, AIM * tolerance, min(smoothing, AIM * tolerance), report)
+    if sample := sampled_levels(levels):
+        rough = dataclasses.replace(tuner, levels=sample).run()
+        w = rough.lower.w
+        if solver == "minibatch":
+            eta, l2 = np.exp(rough.x)
+            w = by_minibatches(levels.train, levels.risk, float(eta), float(l2), rough.lower)
+        tuner.kept = Preconditioner()
+        tuned = tuner.go_on(rough.x, w)
+    else:
+        solver = "newton"
+        tuned = tuner.run()
     judged = judge(levels, tuned, tuner.kept, tolerance)
     if not judged.certificate.certified(tolerance):
         warn(
@@ -74,4 +102,4 @@ def fit_levels(levels: Levels, tolerance: float, report: Callable[[Step], None])
             f"tol={tolerance:g}; scale the features, or give a larger tol",
             ConvergenceWarning,
         )
-    return TunedFit(tuned, judged, tuner.history, tuner.kept.steps)
+    return TunedFit(tuned, judged, tuner.history, solver)

@@ -50,5 +50,8 @@ def check_enough(names: np.ndarray, code: np.ndarray, weight: np.ndarray, part: 
     if part == "validation" and counts.min() < FEW:
         few = {str(names[g]): int(counts[g]) for g in np.flatnonzero(counts < FEW)}
         said = ", ".join(f"{name!r} ({count})" for name, count in few.items())
-        warn(f"these groups have fewer than {FEW} validation rows, so that their loss is hardly "
-             f"known: {said}", UserWarning)
+        warn(
+            f"these groups have fewer than {FEW} validation rows, so that their loss is hardly "
+            f"known: {said}",
+            UserWarning,
+        )

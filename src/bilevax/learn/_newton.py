@@ -1,6 +1,6 @@
 """Smooth convex minimisation over the parameters of a linear model, by Newton's method.
 
-F(w) = φ(ℓ(w)) + (λ/2)‖w‖², the intercepts apart: the lower level with its adversary's answer put in.
+F(w) = φ(ℓ(w)) + (λ/2)‖w‖², intercepts apart, is the lower level with its adversary's answer put in.
 Its Hessian is Xᵀ(diag(q)·∂²ℓ)X + Jᵀ(∂q/∂ℓ)J + λ with J = ∂ℓ/∂w. Where it is not too large it is
 made and factored; as it changes slowly along a run, an old factor is kept as a preconditioner for
 conjugate gradients until these take more than a few steps.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from scipy import linalg
@@ -27,23 +27,6 @@ FEW = 120
 MANY_STEPS = 12
 #: The most steps of Newton's method; a handful is usual.
 MOST_STEPS = 200
-
-
-class Local(Protocol):
-    """A smooth convex function at one point."""
-
-    @property
-    def w(self) -> np.ndarray: ...
-    @property
-    def value(self) -> float: ...
-    @property
-    def gradient(self) -> np.ndarray: ...
-    def curve(self, v: np.ndarray) -> np.ndarray: ...
-    def hessian(self) -> np.ndarray: ...
-    def diagonal(self) -> np.ndarray: ...
-
-
-T = TypeVar("T", bound=Local)
 
 
 def coefficients(rows: Rows, w: np.ndarray) -> np.ndarray:
@@ -145,44 +128,37 @@ class Lower:
     def hessian(self) -> np.ndarray:
         """∇²F, with the parameters of one score after those of another."""
         scores, width = self.rows.shape
+        slope, movable, group = self.losses.slope, self.weighing.movable, self.risk.group
         blocks = np.zeros((scores, scores, width, width))
-        movable, items = self.weighing.movable, self.risk.items
-        by_rows = self.risk.group is None
-        jacobian = np.zeros((1 if by_rows else items, scores, width))
-        slope = self.losses.slope
+        # ∂q/∂ℓ = (diag(m) − m·mᵀ/Σm)/η: of groups between their mean slopes, few; of rows the
+        # diagonal joins the curvature of each, and m·mᵀ is between their one weighted sum.
+        mean = np.zeros((1 if group is None else self.risk.items, scores, width))
         for part, x in self.rows.chunks():
+            spread = movable[None, part] if group is None else self.risk.spread(part)
             for k in range(scores):
-                for j in range(k, scores):
+                mean[:, k] += (spread * slope[part, k]) @ x
+                for j in range(k + 1):
                     weight = self.row_weights[part] * self.losses.curvature(k, j)[part]
-                    if by_rows:
+                    if group is None:
                         weight = weight + movable[part] * slope[part, k] * slope[part, j] / self.eta
                     if k == j:  # a product of one matrix with itself takes half the time
                         half = np.sqrt(weight)[:, None] * x
                         blocks[k, k] += half.T @ half
                     else:
                         blocks[k, j] += x.T @ (weight[:, None] * x)
-                if by_rows:
-                    jacobian[0, k] += (movable[part] * slope[part, k]) @ x
-                else:
-                    rows = self.risk.share[part] * slope[part, k]
-                    spread = np.zeros((items, len(x)))
-                    spread[self.risk.group[part], np.arange(len(x))] = rows
-                    jacobian[:, k] += spread @ x
         for k in range(scores):
             for j in range(k):
-                blocks[k, j] = blocks[j, k].T
+                blocks[j, k] = blocks[k, j].T
         size = scores * width
         whole = blocks.transpose(0, 2, 1, 3).reshape(size, size)
-        jacobian = jacobian.reshape(len(jacobian), size)
-        total = movable.sum()
-        if total:
-            if by_rows:
-                mixing = np.full((1, 1), -1 / (self.eta * total))
-            else:
-                mixing = (np.diag(movable) - np.outer(movable, movable) / total) / self.eta
-            whole += jacobian.T @ mixing @ jacobian
-        ridge = self.l2 * coefficients(self.rows, np.ones(self.rows.shape))
-        whole[np.diag_indices(size)] += ridge.ravel()
+        if total := movable.sum():
+            mean = mean.reshape(len(mean), size)
+            ones = np.ones(1) if group is None else movable
+            own = 0.0 if group is None else np.diag(movable)
+            whole += mean.T @ ((own - np.outer(ones, ones) / total) / self.eta) @ mean
+        whole.flat[:: size + 1] += (
+            self.l2 * coefficients(self.rows, np.ones(self.rows.shape)).ravel()
+        )
         return whole
 
 
@@ -214,6 +190,11 @@ class Penalised:
 
     def diagonal(self) -> np.ndarray:
         return self.lower.diagonal()
+
+
+#: A smooth convex function at one point.
+Local = Lower | Penalised
+T = TypeVar("T", Lower, Penalised)
 
 
 @dataclass
@@ -271,19 +252,19 @@ def _conjugate_gradients(
     v, r = np.zeros_like(right), right.copy()
     target = relative * np.linalg.norm(right)
     z = inverse(r)
-    p, rz = z, np.vdot(r, z)
+    p, rz = z, float(np.sum(r * z))
     for _ in range(most):
         if np.linalg.norm(r) <= target:
             return v, True
         hp = product(p)
-        curvature = np.vdot(p, hp)
+        curvature = float(np.sum(p * hp))
         if not curvature > 0:  # rounding, at the end of what can be reached
             return v, True
         step = rz / curvature
         v = v + step * p
         r = r - step * hp
         z = inverse(r)
-        rz, before = np.vdot(r, z), rz
+        rz, before = float(np.sum(r * z)), rz
         p = z + (rz / before) * p
     return v, bool(np.linalg.norm(r) <= target)
 
@@ -302,7 +283,7 @@ def minimise(
         if done(at):
             break
         # Tight enough for quadratic convergence, loose far from the end.
-        relative = min(0.1, max(1e-10, np.linalg.norm(at.gradient) / first))
+        relative = min(0.1, max(1e-10, float(np.linalg.norm(at.gradient) / first)))
         following = _descend(function, at, solve(at, -at.gradient, kept, relative))
         if following is None:
             break
@@ -312,7 +293,7 @@ def minimise(
 
 
 def _descend(function: Callable[[np.ndarray], T], at: T, step: np.ndarray) -> T | None:
-    slope = float(np.vdot(at.gradient, step))
+    slope = float(np.sum(at.gradient * step))
     if not slope < 0:
         return None
     noise = 1e-14 * max(1.0, abs(at.value))

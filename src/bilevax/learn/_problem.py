@@ -21,8 +21,10 @@ from bilevax.problems import BilevelProblem, MinimaxProblem, Point
 
 def as_block(rows: Rows, w: np.ndarray) -> dict[str, Array]:
     """The parameters, as a block of a problem."""
-    w = jnp.asarray(w)
-    return {"coef": w[:, :-1], "intercept": w[:, -1]} if rows.intercept else {"coef": w}
+    block = jnp.asarray(w)
+    if not rows.intercept:
+        return {"coef": block}
+    return {"coef": block[:, :-1], "intercept": block[:, -1]}
 
 
 def as_arrays(rows: Rows, risk: Risk) -> dict[str, np.ndarray]:

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+#: What sums of many products may lose: a small multiple of the rounding unit.
+ROUNDING = 16 * float(np.finfo(float).eps)
+
 
 @dataclass(frozen=True)
 class Weighing:
@@ -51,6 +54,22 @@ class Adversary:
         # ⟨q, ℓ⟩ = ν + ⟨q, ℓ − ν⟩, in which the rounding of Σq does not count.
         value = level + q @ (losses - level) - eta / 2 * far.sum()
         return Weighing(float(value), q, movable, eta)
+
+    def distance(self, q: np.ndarray, gain: np.ndarray) -> float:
+        """An upper bound on dist(gain, N(q)), N the normal cone of the allowed weights at q.
+
+        A vector of N is some ν where a weight is free, at most ν at 0 and at least ν at the cap.
+        """
+        none, full = q <= 0, q >= self.cap
+        free = ~none & ~full
+        if free.any():
+            level = gain[free].mean()
+        else:
+            most, least = np.max(gain[none], initial=-np.inf), np.min(gain[full], initial=np.inf)
+            level = np.clip((gain @ q) / q.sum(), min(most, least), max(most, least))
+        off = gain - level
+        off[(none & (off < 0)) | (full & (off > 0))] = 0
+        return float(np.linalg.norm(off) + ROUNDING * np.linalg.norm(gain))
 
     def _level(self, losses: np.ndarray, eta: float) -> float:
         """ν: where the weights sum to 1. Their sum falls with ν, in straight pieces.
@@ -98,6 +117,14 @@ class Risk:
     def of_rows(self, weights: np.ndarray) -> np.ndarray:
         """The adversary's weights, spread over the rows."""
         return weights if self.group is None else weights[self.group] * self.share
+
+    def spread(self, part: slice) -> np.ndarray:
+        """The shares of some rows in the groups, groups × rows."""
+        assert self.group is not None
+        group, share = self.group[part], self.share[part]
+        spread = np.zeros((self.items, len(group)))
+        spread[group, np.arange(len(group))] = share
+        return spread
 
 
 def group_risk(group: np.ndarray, groups: int, sample_weight: np.ndarray) -> Risk:

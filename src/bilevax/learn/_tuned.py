@@ -14,7 +14,6 @@ from bilevax.learn._base import RobustClassifier
 from bilevax.learn._fit import TunedFit, fit_levels
 from bilevax.learn._groups import check_enough, coded, coded_like
 from bilevax.learn._risk import Risk
-from bilevax.learn._rows import Rows
 from bilevax.learn._split import held_out
 from bilevax.learn._tuning import Levels, Step
 
@@ -27,12 +26,14 @@ class TunedClassifier(RobustClassifier):
     eta_bounds: tuple[float, float]
     l2_bounds: tuple[float, float]
     random_state: Any
+    solver: str
     verbose: bool
     eta_: float
     l2_: float
     certificate_: KKTCertificate
     history_: list[Step]
     converged_: bool
+    solver_: str
 
     def _risk(self, code: np.ndarray, weight: np.ndarray) -> Risk:
         """The adversary of rows with these groups and weights."""
@@ -53,8 +54,7 @@ class TunedClassifier(RobustClassifier):
                 raise ValueError("y_val, groups_val and sample_weight_val need X_val")
             if not 0 < self.validation_fraction < 1:
                 raise ValueError(
-                    "validation_fraction must be between 0 and 1, not "
-                    f"{self.validation_fraction!r}"
+                    f"validation_fraction must be between 0 and 1, not {self.validation_fraction!r}"
                 )
             weighs = np.flatnonzero(weight > 0)
             rows, code, weight = rows.taken(weighs), code[weighs], weight[weighs]
@@ -74,7 +74,9 @@ class TunedClassifier(RobustClassifier):
                 held_code = coded_like(groups_val, names, len(held), "groups_val")
         check_enough(names, code, weight, "training")
         check_enough(names, held_code, held_weight, "validation")
-        bounds = np.log([_bounds(self.eta_bounds, "eta_bounds"), _bounds(self.l2_bounds, "l2_bounds")])
+        bounds = np.log(
+            [_bounds(self.eta_bounds, "eta_bounds"), _bounds(self.l2_bounds, "l2_bounds")]
+        )
         risks = self._risk(code, weight), self._risk(held_code, held_weight)
         return Levels(rows, risks[0], held, risks[1], bounds[:, 0], bounds[:, 1]), names
 
@@ -88,13 +90,14 @@ class TunedClassifier(RobustClassifier):
             bar.update()
 
         with bar:
-            fit = fit_levels(levels, float(self.tol), report)
+            fit = fit_levels(levels, float(self.tol), self.solver, report)
         self._keep(levels.train, fit.judged.y1)
         self.eta_, self.l2_ = (float(v) for v in np.exp(fit.tuned.x))
         self.certificate_ = fit.judged.certificate
         self.converged_ = self.certificate_.certified(float(self.tol))
         self.history_ = fit.history
         self.n_iter_ = len(fit.history)
+        self.solver_ = fit.solver
         return fit
 
 

@@ -16,6 +16,7 @@ from its solution. Φ may have several minima: `STARTS` begin at a moderate pric
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +26,7 @@ import numpy as np
 from bilevax.learn._newton import (
     Local,
     Lower,
-    Penalised,
     Preconditioner,
-    Weighted,
     minimise,
     solve,
 )
@@ -36,12 +35,13 @@ from bilevax.learn._rows import Losses, Rows
 
 #: (η, λ) at which descents begin.
 STARTS = ((1.0, 1e-2), (0.1, 1e-1))
-#: How far a step may go in log η and log λ: at first, and at the most.
-FIRST_RADIUS, MOST_RADIUS = 2.0, 4.0
+#: How far a step may go in log η and log λ: at first, at the most, and before a descent ends.
+FIRST_RADIUS, MOST_RADIUS, LEAST_RADIUS = 2.0, 4.0, 1e-5
 #: A descent whose loss is not this close to the best one's ends at so many times the tolerance.
 CLOSE, ROUGH = 1e-4, 30
-#: One also ends where its model promises less than this, if it is within WELL times the tolerance.
-NOTHING, WELL = 1e-6, 100
+#: One also ends where its model promises less than this, if it is within WELL times the tolerance,
+#: and where STUCK steps gained no more.
+NOTHING, WELL, STUCK = 1e-6, 100, 8
 #: The relative residual of dw/dx.
 PATH = 1e-4
 #: The most that may be left of the lower level's gap.
@@ -140,6 +140,12 @@ class Tuner:
                 self.descend(descent, self.tolerance)
         return min((descent.at for descent in found), key=lambda at: at.worst)
 
+    def go_on(self, x: np.ndarray, w: np.ndarray) -> Tuned:
+        """One descent, from where a run on other rows ended."""
+        descent = Descent(self.at(x, w, LOWER_GAP), 0)
+        self.descend(descent, self.tolerance)
+        return descent.at
+
     def at(self, x: np.ndarray, start: np.ndarray, gap: float) -> Tuned:
         levels = self.levels
         # Half the squared gradient over λ bounds the lower level's gap.
@@ -160,15 +166,27 @@ class Tuner:
         )
 
     def descend(self, run: Descent, tolerance: float, others: Sequence[Descent] = ()) -> None:
+        losses: list[float] = []
         for _ in range(MOST_STEPS):
             at = run.at
-            epsilon = float(np.linalg.norm(self.levels.normal(at.x, at.jacobian.T @ at.x2)))
-            self._record(at, epsilon, run.start)
+            losses.append(at.worst)
             d, model, x2 = self._model(at, run.curvature, run.radius)
+            # At a kink the weights of the model are nearer to the right ones than those of V.
+            epsilon, own = min(
+                (self.epsilon(at, weights), i) for i, weights in enumerate((at.x2, x2))
+            )
+            if own == 1:
+                at = run.at = dataclasses.replace(at, x2=x2)
+            self._record(at, epsilon, run.start)
             gain = at.worst - model
             if epsilon <= tolerance or (gain <= NOTHING and epsilon <= WELL * self.tolerance):
                 return
+            if not gain > 0:  # no step of the model does anything, as far as rounding tells
+                return
             if any(_same(at, other.at) for other in others):
+                return
+            # At a kink of w(x) itself, where a weight of the adversary's comes in, no model fits.
+            if len(losses) > STUCK and losses[-1 - STUCK] - at.worst <= NOTHING:
                 return
             # The validation losses are as exact as the root of the lower level's gap.
             gap = min(max((0.02 * gain) ** 2, 1e-13), LOWER_GAP)
@@ -181,8 +199,13 @@ class Tuner:
                 run.radius = min(2 * run.radius, MOST_RADIUS)
             if trial.worst < at.worst:
                 run.at = trial
-            elif run.radius < 1e-8:
+            elif run.radius < LEAST_RADIUS:
                 return
+
+    def epsilon(self, at: Tuned, x2: np.ndarray) -> float:
+        """How far from stationary: the certificate's lines for x1 and x2, in the limit of ρ."""
+        slope = float(np.linalg.norm(self.levels.normal(at.x, at.jacobian.T @ x2)))
+        return max(slope, self.levels.held_risk.adversary.distance(x2, at.upper))
 
     def _record(self, at: Tuned, epsilon: float, start: int) -> None:
         eta, l2 = np.exp(at.x)
@@ -199,10 +222,12 @@ class Tuner:
         low = np.maximum(self.levels.low - at.x, -radius)
         high = np.minimum(self.levels.high - at.x, radius)
         adversary = self.levels.held_risk.adversary
-        d = np.zeros(2)
+        d, value, x2 = np.zeros(2), at.worst, at.x2
         # The kinks come in gently: each problem begins at the solution of a smoother one.
         for mu in np.geomspace(max(1e-2, self.mu), self.mu, 3):
-            d, value, x2 = _box_newton(adversary, at.upper, at.jacobian, curvature, low, high, d, mu)
+            d, value, x2 = _box_newton(
+                adversary, at.upper, at.jacobian, curvature, low, high, d, mu
+            )
         return d, value, x2
 
 

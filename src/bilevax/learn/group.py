@@ -28,16 +28,19 @@ class GroupDROClassifier(RobustClassifier):
         tol: the saddle gap to certify: max over q at `coef_` less min over w at `group_weights_`.
         fit_intercept: whether there is an intercept.
         max_iter: the most Newton steps; a dozen is usual.
+        solver: "newton" takes all rows at once; "minibatch" goes through them in minibatches, and
+            then in as few steps on all rows as `tol` asks for; "auto" chooses by size.
 
     Fitted: `coef_`, `intercept_`, `classes_` and `n_iter_` as in scikit-learn; `groups_`, the
     distinct groups, and in their order `group_weights_` (q) and `group_losses_`; `gap_`, an upper
-    bound on the saddle gap.
+    bound on the saddle gap; `solver_`, which one it was.
     """
 
     groups_: np.ndarray
     group_weights_: np.ndarray
     group_losses_: np.ndarray
     gap_: float
+    solver_: str
 
     def __init__(
         self,
@@ -47,12 +50,14 @@ class GroupDROClassifier(RobustClassifier):
         tol: float = 1e-8,
         fit_intercept: bool = True,
         max_iter: int = 200,
+        solver: str = "auto",
     ):
         self.eta = eta
         self.l2 = l2
         self.tol = tol
         self.fit_intercept = fit_intercept
         self.max_iter = max_iter
+        self.solver = solver
 
     def fit(
         self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None
@@ -72,9 +77,9 @@ class GroupDROClassifier(RobustClassifier):
             self.groups_, code = coded(groups, len(rows), "groups")
         check_enough(self.groups_, code, weight, "training")
         risk = group_risk(code, len(self.groups_), weight)
-        fitted = fit_lower(rows, risk, self.eta, self.l2, self.tol, self.max_iter)
+        fitted = fit_lower(rows, risk, self.eta, self.l2, self.tol, self.max_iter, self.solver)
         self._keep(rows, fitted.at.w)
-        self.gap_, self.n_iter_ = fitted.gap, fitted.steps
+        self.gap_, self.n_iter_, self.solver_ = fitted.gap, fitted.steps, fitted.solver
         self.group_weights_ = fitted.at.weighing.weights
         self.group_losses_ = fitted.at.item_losses
         return self
@@ -94,6 +99,8 @@ class TunedGroupDROClassifier(TunedClassifier):
         eta_bounds: where to look for η.
         l2_bounds: where to look for l2.
         fit_intercept: whether there is an intercept.
+        solver: "newton" takes all rows at once; "minibatch" goes through them in minibatches, and
+            then in as few steps on all rows as `tol` asks for; "auto" chooses by size.
         random_state: of the split. Copies of a row never stand on both sides of it.
         verbose: show progress.
 
@@ -101,7 +108,7 @@ class TunedGroupDROClassifier(TunedClassifier):
     distinct groups, and in their order `group_weights_` (q), `group_losses_`,
     `validation_weights_` (x2) and `validation_losses_` (V); `certificate_`, a
     `bilevax.KKTCertificate`, and `converged_`, whether it holds at `tol`; `history_`, what each
-    step of the tuning saw.
+    step of the tuning saw; `solver_`, which one it was.
     """
 
     groups_: np.ndarray
@@ -118,6 +125,7 @@ class TunedGroupDROClassifier(TunedClassifier):
         eta_bounds: tuple[float, float] = (1e-3, 1e2),
         l2_bounds: tuple[float, float] = (1e-6, 1e2),
         fit_intercept: bool = True,
+        solver: str = "auto",
         random_state: Any = None,
         verbose: bool = False,
     ):
@@ -126,6 +134,7 @@ class TunedGroupDROClassifier(TunedClassifier):
         self.eta_bounds = eta_bounds
         self.l2_bounds = l2_bounds
         self.fit_intercept = fit_intercept
+        self.solver = solver
         self.random_state = random_state
         self.verbose = verbose
 

@@ -32,13 +32,16 @@ class TailRiskClassifier(RobustClassifier):
         tol: the saddle gap to certify.
         fit_intercept: whether there is an intercept.
         max_iter: the most Newton steps; a dozen is usual.
+        solver: "newton", or "auto", which is that.
 
     Fitted: `coef_`, `intercept_`, `classes_` and `n_iter_` as in scikit-learn; `risk_`, the
-    weighted loss Σ qᵢ·ℓᵢ of the training rows; `gap_`, an upper bound on the saddle gap.
+    weighted loss Σ qᵢ·ℓᵢ of the training rows; `gap_`, an upper bound on the saddle gap; `solver_`,
+    which one it was.
     """
 
     risk_: float
     gap_: float
+    solver_: str
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class TailRiskClassifier(RobustClassifier):
         tol: float = 1e-8,
         fit_intercept: bool = True,
         max_iter: int = 200,
+        solver: str = "auto",
     ):
         self.share = share
         self.eta = eta
@@ -56,6 +60,7 @@ class TailRiskClassifier(RobustClassifier):
         self.tol = tol
         self.fit_intercept = fit_intercept
         self.max_iter = max_iter
+        self.solver = solver
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TailRiskClassifier:
         """Fit to rows X with labels y."""
@@ -67,9 +72,9 @@ class TailRiskClassifier(RobustClassifier):
         weighs = np.flatnonzero(weight > 0)
         rows = rows.taken(weighs)
         risk = tail_risk(self.share, weight[weighs])
-        fitted = fit_lower(rows, risk, self.eta, self.l2, self.tol, self.max_iter)
+        fitted = fit_lower(rows, risk, self.eta, self.l2, self.tol, self.max_iter, self.solver)
         self._keep(rows, fitted.at.w)
-        self.gap_, self.n_iter_ = fitted.gap, fitted.steps
+        self.gap_, self.n_iter_, self.solver_ = fitted.gap, fitted.steps, fitted.solver
         self.risk_ = float(fitted.at.row_weights @ fitted.at.losses.value)
         return self
 
@@ -89,13 +94,14 @@ class TunedTailRiskClassifier(TunedClassifier):
         eta_bounds: where to look for η.
         l2_bounds: where to look for l2.
         fit_intercept: whether there is an intercept.
+        solver: "newton", or "auto", which is that.
         random_state: of the split. Copies of a row never stand on both sides of it.
         verbose: show progress.
 
     Fitted: `eta_`, `l2_`; `coef_`, `intercept_`, `classes_` as in scikit-learn; `risk_` and
     `validation_risk_`, the weighted losses of both parts; `certificate_`, a
     `bilevax.KKTCertificate`, and `converged_`, whether it holds at `tol`; `history_`, what each
-    step of the tuning saw.
+    step of the tuning saw; `solver_`, which one it was.
     """
 
     risk_: float
@@ -110,6 +116,7 @@ class TunedTailRiskClassifier(TunedClassifier):
         eta_bounds: tuple[float, float] = (1e-3, 1e2),
         l2_bounds: tuple[float, float] = (1e-6, 1e2),
         fit_intercept: bool = True,
+        solver: str = "auto",
         random_state: Any = None,
         verbose: bool = False,
     ):
@@ -119,6 +126,7 @@ class TunedTailRiskClassifier(TunedClassifier):
         self.eta_bounds = eta_bounds
         self.l2_bounds = l2_bounds
         self.fit_intercept = fit_intercept
+        self.solver = solver
         self.random_state = random_state
         self.verbose = verbose
 

@@ -1,0 +1,163 @@
+"""Data sets with groups, as tables: from a file, or from OpenML by scikit-learn's client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A table with a label and the columns that make its groups."""
+
+    name: str
+    table: pd.DataFrame
+    label: str
+    group_columns: tuple[str, ...]
+
+    @property
+    def X(self) -> pd.DataFrame:
+        """The features: all columns but the label, those that make the groups among them."""
+        return self.table.drop(columns=[self.label])
+
+    @property
+    def y(self) -> np.ndarray:
+        return self.table[self.label].to_numpy()
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Of each row: its label together with what is in the group columns."""
+        return group_names(self.table, self.label, self.group_columns)
+
+
+def group_names(table: pd.DataFrame, label: str | None, columns: Sequence[str]) -> np.ndarray:
+    """Groups that say what they are, such as "income >50K, sex Female"."""
+    named = ([] if label is None else [label]) + list(columns)
+    parts = [
+        c + " " + table[c].astype(object).where(table[c].notna(), "(missing)").astype(str)
+        for c in named
+    ]
+    names = parts[0]
+    for part in parts[1:]:
+        names = names + ", " + part
+    return names.to_numpy(dtype=object).astype(str)
+
+
+def load_adult(path: str | Path | None = None, attribute: str = "sex") -> Dataset:
+    """UCI Adult: income above 50,000 dollars, groups by `attribute`, "sex" or "race".
+
+    Races other than White and Black are one group, "Other". `path` is a CSV file with the columns
+    of UCI's; without one OpenML's copy is fetched (`adult`, version 2).
+    """
+    _one_of(attribute, ("sex", "race"))
+    table = _table(path, {"name": "adult", "version": 2}, {"class": "income"})
+    _need(table, ("income", "sex", "race", "age", "education-num"), "Adult")
+    table = table.drop(columns=["fnlwgt", "split"], errors="ignore")
+    table["income"] = np.where(table["income"].astype(str).str.contains(">50K"), ">50K", "<=50K")
+    return Dataset("Adult", _few_races(table), "income", (attribute,))
+
+
+def load_law_school(path: str | Path | None = None, attribute: str = "race") -> Dataset:
+    """LSAC's study of who passed the bar, groups by `attribute`: "race" (Black or not) or "sex".
+
+    `path` is a CSV file with the columns LSAT, UGPA, Race_*, Sex_* and PF_1; without one OpenML's
+    copy is fetched (data 43890), whose label is `bar` and which has more features.
+    """
+    _one_of(attribute, ("race", "sex"))
+    table = _table(path, {"data_id": 43890}, {})
+    if "PF_1" in table:
+        _need(table, ("LSAT", "UGPA", "Race_Black", "Sex_1"), "Law School")
+        table["passed"] = np.where(table["PF_1"] == 1, "yes", "no")
+        table["race"] = np.where(table["Race_Black"] == 1, "Black", "other")
+        table["sex"] = np.where(table["Sex_1"] == 1, "1", "2")
+        # ZFYA, the first year's grades, is another outcome; the rest is said by race and sex.
+        left = ["PF_0", "PF_1", "ZFYA", "Race_Black", "Sex_1", "Sex_2"]
+    else:
+        _need(table, ("bar", "race1", "gender", "lsat", "ugpa"), "Law School")
+        passed = table["bar"].astype(str).str.lower().str.strip().isin(("true", "1", "1.0", "yes"))
+        table["passed"] = np.where(passed, "yes", "no")
+        table["race"] = np.where(table["race1"].astype(str) == "black", "Black", "other")
+        table["sex"] = table["gender"].astype(str)
+        left = ["bar", "race1", "gender", "ugpagt3"]
+    return Dataset("Law School", table.drop(columns=left, errors="ignore"), "passed", (attribute,))
+
+
+def load_compas(path: str | Path | None = None, attribute: str = "race") -> Dataset:
+    """ProPublica's two-year recidivism, groups by `attribute`: "race" (African-American or not) or
+    "sex".
+
+    `path` is a CSV file with the columns of ProPublica's; without one OpenML's copy is fetched
+    (`compas-two-years`, data 42192). COMPAS's own scores are left out: they are no features.
+    """
+    _one_of(attribute, ("race", "sex"))
+    table = _table(path, {"data_id": 42192}, {"twoyearrecid": "two_year_recid"})
+    if "race" not in table and "race_African-American" in table:
+        black = table["race_African-American"].astype(float) == 1
+        table["race"] = np.where(black, "African-American", "other")
+        table = table.drop(columns=[c for c in table if c.startswith("race_")])
+    _need(table, ("two_year_recid", "race", "sex", "age", "priors_count"), "COMPAS")
+    again = table["two_year_recid"].astype(float) == 1
+    table["two_year_recid"] = np.where(again, "yes", "no")
+    table["race"] = np.where(
+        table["race"].astype(str) == "African-American", "African-American", "other"
+    )
+    kept = [
+        "sex", "age", "age_cat", "race", "juv_fel_count", "juv_misd_count", "juv_other_count",
+        "priors_count", "c_charge_degree", "two_year_recid",
+    ]  # fmt: skip
+    kept += [c for c in table if c.startswith(("age_cat_", "c_charge_degree_"))]
+    table = table.loc[:, [c for c in kept if c in table]]
+    return Dataset("COMPAS", table, "two_year_recid", (attribute,))
+
+
+def load_digits(correlation: float = 0.85, seed: int = 0) -> Dataset:
+    """scikit-learn's digits, odd or even, with a mark that gives the answer away too often.
+
+    A column beside the 64 pixels says with probability `correlation` what the label says. A
+    classifier that trusts it fails the digits whose mark is wrong. Needs no file.
+    """
+    if not 0 <= correlation <= 1:
+        raise ValueError(f"correlation must be a probability, not {correlation}")
+    from sklearn.datasets import load_digits as digits
+
+    data: Any = digits()
+    odd = data.target % 2 == 1
+    right = np.random.default_rng(seed).random(len(odd)) < correlation
+    mark = np.where(right, odd, ~odd)
+    table = pd.DataFrame(data.data, columns=[f"pixel{i}" for i in range(data.data.shape[1])])
+    table["mark"] = np.where(mark, "yes", "no")
+    table["digit"] = np.where(odd, "odd", "even")
+    return Dataset("digits", table, "digit", ("mark",))
+
+
+def _table(path: str | Path | None, openml: dict[str, Any], names: dict[str, str]) -> pd.DataFrame:
+    if path is not None:
+        return pd.read_csv(path, skipinitialspace=True, na_values=["?"])
+    from sklearn.datasets import fetch_openml
+
+    fetched: Any = fetch_openml(**openml, as_frame=True, parser="auto")
+    return fetched.frame.rename(columns=names).replace("?", np.nan)
+
+
+def _few_races(table: pd.DataFrame) -> pd.DataFrame:
+    race = table["race"].astype(str).str.strip()
+    table["race"] = race.where(race.isin(("White", "Black")), "Other")
+    return table
+
+
+def _one_of(attribute: str, known: Sequence[str]) -> None:
+    if attribute not in known:
+        raise ValueError(f"attribute must be one of {', '.join(known)}, not {attribute!r}")
+
+
+def _need(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
+    if missing := [c for c in columns if c not in table]:
+        raise ValueError(
+            f"{name}: the table has no column {', '.join(missing)}; it has "
+            f"{', '.join(map(str, table.columns))}"
+        )
