@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long format bench clean
+.PHONY: demo test test-long browser format bench clean
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -25,8 +25,13 @@ demo: .venv/learn
 	$(BIN)/bilevax demo
 	$(BIN)/bilevax robust --demo --out demo --overwrite
 
+# A browser to look at reports with. Only a container gets one unasked; without one its tests skip.
+browser:
+	@for name in chromium google-chrome chromium-browser; do command -v $$name > /dev/null && exit 0; done; \
+	test ! -f /.dockerenv || (apt-get update -qq && timeout 300 apt-get install -y -qq chromium) > /dev/null 2>&1 || true
+
 # Everything that CI checks.
-test: .venv/dev
+test: .venv/dev browser
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -53,6 +58,8 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/inner.py --json benchmarks/results/inner.json
 	$(BIN)/python benchmarks/stochastic.py --json benchmarks/results/stochastic.json --plot benchmarks/results/stochastic.png
 	$(BIN)/python benchmarks/sapd_overhead.py --json benchmarks/results/sapd_overhead.json
+	test ! -d ../shared/data || $(BIN)/python benchmarks/robust.py --json benchmarks/results/robust.json
+	$(BIN)/python benchmarks/robust_large.py --json benchmarks/results/robust_large.json
 	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json
 	test ! -f ../shared/data/basblib.json || $(BIN)/bilevax bench suite ../shared/data/basblib.json --json benchmarks/results/suite.json
 	$(BIN)/python benchmarks/tables.py

@@ -3,13 +3,14 @@
 import pickle
 import warnings
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sklearn
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -103,14 +104,12 @@ def test_groups_reach_fit_through_pipelines_and_searches():
         model = GroupDROClassifier().set_fit_request(groups=True)
         pipeline = make_pipeline(StandardScaler(), model).fit(x, y, groups=groups)
         assert pipeline[-1].groups_.tolist() == [0, 1, 2, 3]
-        folds = np.arange(len(y)) % 5
         search = GridSearchCV(model, {"eta": [0.1, 10.0]}, cv=3)
         search.fit(x, y, groups=groups)
         assert search.best_estimator_.group_weights_.shape == (4,)
         tuned = TunedGroupDROClassifier(random_state=0).set_fit_request(groups=True)
         scores = cross_val_score(tuned, x, y, params={"groups": groups}, cv=3)
         assert scores.min() > 0.5
-        assert GroupKFold().get_n_splits(x, y, folds) == 5
 
 
 def test_tuned_on_given_rows_with_all_that_it_tells():
@@ -137,6 +136,20 @@ def test_tuned_on_given_rows_with_all_that_it_tells():
     best = min(tuned.history_, key=lambda step: step.worst_loss)
     assert best.worst_loss <= tuned.history_[0].worst_loss
     assert best.epsilon <= 1e-3
+
+
+def test_the_problem_is_there_for_the_librarys_own_methods():
+    x, y, groups = blobs(n=400)
+    tuned = TunedGroupDROClassifier(random_state=0)
+    problem, start = tuned.problem(x, y, groups)
+    fitted = clone(tuned).fit(x, y, groups)
+    block = {"coef": jnp.asarray(fitted.coef_), "intercept": jnp.asarray(fitted.intercept_)}
+    x1 = jnp.log(jnp.asarray([fitted.eta_, fitted.l2_]))
+    x2, q = jnp.asarray(fitted.validation_weights_), jnp.asarray(fitted.group_weights_)
+    value = float(problem.upper_value(x1, x2, block, q))
+    assert value == pytest.approx(fitted.certificate_.objective, abs=1e-6)
+    assert float(problem.upper_value(start.x1, start.x2, start.y1, start.y2)) > value
+    assert not hasattr(tuned, "classes_")
 
 
 def test_the_split_keeps_groups_together_with_their_share_and_copies_on_one_side():
@@ -169,7 +182,7 @@ BAD = [
     ({"l2": -1.0}, "l2 must be finite and > 0"),
     ({"tol": np.nan}, "tol must be finite and > 0"),
     ({"max_iter": 0}, "max_iter must be a whole number ≥ 1"),
-    ({"solver": "sgd"}, "solver must be 'auto', 'newton' or 'minibatch'"),
+    ({"solver": "sgd"}, "solver must be 'auto', 'newton', 'sampled' or 'minibatch'"),
 ]
 
 
@@ -243,3 +256,28 @@ def test_features_of_any_scale_are_certified():
         warnings.simplefilter("error")
         tuned = TunedGroupDROClassifier(random_state=0).fit(x, y, groups)
     assert tuned.converged_
+
+
+def test_features_beyond_all_scales_are_refused():
+    x, y, groups = blobs()
+    with np.errstate(all="ignore"), pytest.raises(ValueError, match="scale the features"):
+        GroupDROClassifier().fit(x * 1e200, y, groups)
+
+
+def test_words_by_the_thousand():
+    """More columns than a Hessian is made for, most entries zero."""
+    draw = np.random.default_rng(0)
+    x = sparse.random(600, 6000, density=0.01, random_state=0, format="csr")
+    score = np.asarray(x[:, :50].sum(axis=1))[:, 0] + 0.1 * draw.standard_normal(600)
+    y = (score > 0.25).astype(int)
+    groups = 2 * y + draw.integers(0, 2, 600)
+    model = GroupDROClassifier(0.1, 1e-2).fit(x, y, groups)
+    assert model.gap_ <= 1e-8
+    few = x[:, :3000]  # for which one is made
+    by_factor = GroupDROClassifier(0.1, 1e-2).fit(few, y, groups)
+    padded = sparse.hstack([few, sparse.csr_matrix((600, 3000))], format="csr")
+    without = GroupDROClassifier(0.1, 1e-2).fit(padded, y, groups)
+    np.testing.assert_allclose(without.coef_[:, :3000], by_factor.coef_, atol=1e-5)
+    assert not without.coef_[:, 3000:].any()
+    tuned = TunedGroupDROClassifier(random_state=0).fit(x, y, groups)
+    assert tuned.certificate_.epsilon <= 1e-2

@@ -192,6 +192,8 @@ def worst_loss(levels, eta, l2):
 
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("tail", [None, 0.5])
+# With 60 validation rows a tail may end at a kink of w(x), where no hypergradient vanishes.
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_no_prices_on_a_fine_grid_do_better_than_the_tuned_ones(name, tail):
     levels = levels_of(name, tail)
     fit = fit_levels(levels, 1e-3, "auto", lambda step: None)
@@ -271,25 +273,42 @@ def test_minibatches_and_samples_come_to_the_same_answer(monkeypatch):
     monkeypatch.setattr(_large, "ROWS_A_PARAMETER", 1)
     monkeypatch.setattr(_large, "STEPS", 300)
     x, y, groups = blobs(n=4000)
-    exact = GroupDROClassifier(0.1).fit(x, y, groups)
-    assert exact.solver_ == "newton"
-    found = GroupDROClassifier(0.1, solver="minibatch").fit(x, y, groups)
-    assert found.solver_ == "minibatch"
-    np.testing.assert_allclose(found.coef_, exact.coef_, atol=1e-6)
+    weight = np.linspace(0.5, 1.5, len(y))
+    exact = GroupDROClassifier(0.1, solver="newton").fit(x, y, groups, weight)
+    for solver, said in (("auto", "sampled"), ("minibatch", "minibatch")):
+        found = GroupDROClassifier(0.1, solver=solver).fit(x, y, groups, weight)
+        assert found.solver_ == said
+        np.testing.assert_allclose(found.coef_, exact.coef_, atol=1e-6)
     for kind in (TunedGroupDROClassifier, TunedTailRiskClassifier):
         args = (x, y, groups) if kind is TunedGroupDROClassifier else (x, y)
         sampled = kind(random_state=0).fit(*args)
+        assert sampled.solver_ == "sampled"
         assert sampled.converged_
-        monkeypatch.setattr(_large, "SAMPLE_ROWS", 10**9)
-        alone = kind(random_state=0).fit(*args)
-        monkeypatch.setattr(_large, "SAMPLE_ROWS", 400)
-        worst = lambda m: m.certificate_.objective
-        assert worst(sampled) <= worst(alone) + 1e-3
+        alone = kind(random_state=0, solver="newton").fit(*args)
+        assert sampled.certificate_.objective <= alone.certificate_.objective + 1e-3
     tuned = TunedGroupDROClassifier(random_state=0, solver="minibatch").fit(x, y, groups)
     assert tuned.solver_ == "minibatch"
     assert tuned.converged_
-    monkeypatch.setattr(_large, "LARGE", 1000)
-    assert GroupDROClassifier().fit(x, y, groups).solver_ == "minibatch"
     with pytest.raises(ValueError, match="one weight per row"):
         TailRiskClassifier(solver="minibatch").fit(x, y)
-    assert TailRiskClassifier().fit(x, y).solver_ == "newton"
+    assert GroupDROClassifier().fit(x[:300], y[:300], groups[:300]).solver_ == "newton"
+
+
+def test_minibatches_alone_come_near_the_answer():
+    """What SAPD finds, before any step on all rows, beats the sample that it began with."""
+    from bilevax.learn import _large
+
+    x, y, groups = blobs(n=4000)
+    rows, risk = Rows(x, y, 2), group_risk(groups, 4, np.ones(len(y)))
+    few = np.arange(0, len(y), 40)
+    part = Rows(x[few], y[few], 2), group_risk(groups[few], 4, np.ones(len(few)))
+    fit = lambda rows, risk: minimise(
+        lambda w: Lower(rows, risk, 0.1, 1e-2, w),
+        np.zeros(rows.shape),
+        Preconditioner(),
+        lambda at: np.linalg.norm(at.gradient) < 1e-9,
+    )
+    start, best = fit(*part), fit(rows, risk).value
+    found = _large.by_minibatches(rows, risk, start)
+    value = lambda w: Lower(rows, risk, 0.1, 1e-2, w).value - best
+    assert value(found) < 0.2 * value(start.w)

@@ -1,6 +1,7 @@
 """What the README and the docs show is run, and the links they give lead somewhere."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,20 @@ def test_the_example_runs_and_is_certified(capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("Certified")
     assert "epsilon" in shown
+
+
+def test_the_example_of_robust_classifiers_runs(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/learn.md").read_text(), re.DOTALL)
+    names = {}
+    exec(compile(example, "docs/learn.md", "exec"), names)
+    assert names["model"].converged_
+    assert "stationarity" in capsys.readouterr().out
+
+
+def test_the_example_of_embeddings_helps_the_worst_group(capsys):
+    found = runpy.run_path(str(ROOT / "examples" / "embeddings.py"))["main"]()
+    assert found["after"] > found["before"]
+    assert found["epsilon"] <= 1e-3
 
 
 def test_the_readme_is_as_long_as_a_readme_should_be():

@@ -1,6 +1,8 @@
 """Robust classifiers, to scikit-learn's conventions. Needs `pip install 'bilevax[learn]'`."""
 
+from bilevax.learn import datasets
 from bilevax.learn.group import GroupDROClassifier, TunedGroupDROClassifier
+from bilevax.learn.models import load_model, save_model
 from bilevax.learn.tail import TailRiskClassifier, TunedTailRiskClassifier
 
 __all__ = [
@@ -8,4 +10,7 @@ __all__ = [
     "TailRiskClassifier",
     "TunedGroupDROClassifier",
     "TunedTailRiskClassifier",
+    "datasets",
+    "load_model",
+    "save_model",
 ]

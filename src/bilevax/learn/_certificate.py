@@ -7,8 +7,7 @@ For the lower level alone, the saddle gap. For the tuned model, ε-KKT of the bi
     y1      the minimiser of ⟨x2, V(y1)⟩ + ρ·F(y1), and z2 the adversary's answer to it,
 
 so that ρ·(∂f~(x1, y1, z2) − ∂f~(x1, z1, y2))/∂x1 is the gradient of the upper level in x1 up to
-O(1/ρ). NumPy does it without compiling anything; tests hold it against `bilevax.certify` on
-`bilevax.learn.bilevel_problem`.
+O(1/ρ). NumPy does it without compiling anything; tests hold it against `bilevax.certify`.
 """
 
 from __future__ import annotations
@@ -47,6 +46,8 @@ def saddle_gap(at: Lower) -> float:
     gap = penalised**2 / (2 * at.l2)
     if at.rows.intercept:
         way = INTERCEPT_BOUND + np.abs(at.w[:, -1])
+        if way.max() > 2 * INTERCEPT_BOUND:  # outside the range that the bound is for
+            return np.inf
         gap += float((np.abs(gradient[:, -1]) + slack) @ way)
     return float(gap + ROUNDING * abs(at.value))
 
@@ -125,7 +126,7 @@ def _judge(
     certificate = KKTCertificate(
         objective=float(upper @ x2),
         stationarity=float(stationarity + rho * (slack_y + slack_prices) + _noise(y.upper)),
-        response_x2=levels.held_risk.adversary.distance(x2, upper) + ROUNDING * upper.max(),
+        response_x2=levels.held_risk.adversary.distance(x2, upper),
         response_z1=float(rho * (np.linalg.norm(z.gradient) + slack_z)),
         response_z2=float(rho * adversary.distance(z2, gain(y.lower))),
         gap=float(gap),

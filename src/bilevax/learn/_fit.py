@@ -48,11 +48,11 @@ def fit_lower(
         )
 
     start = np.zeros(rows.shape)
-    if sample := sampled(rows, risk):
-        start = newton(*sample, start).w
-    if solver == "minibatch":
-        rough = Lower(*(sample or (rows, risk)), eta, l2, start)
-        start = by_minibatches(rows, risk, eta, l2, rough)
+    if solver != "newton":
+        rough = newton(*sampled(rows, risk), start)
+        start = rough.w
+        if solver == "minibatch":
+            start = by_minibatches(rows, risk, rough)
     at = newton(rows, risk, start)
     gap = saddle_gap(at)
     if not gap <= tolerance:
@@ -84,17 +84,14 @@ def fit_levels(
     farthest = np.maximum(adversary.cap - adversary.even, adversary.even) / adversary.price
     smoothing = tolerance / 4 / float(np.linalg.norm(farthest))
     tuner = Tuner(levels, AIM * tolerance, min(smoothing, AIM * tolerance), report)
-    if sample := sampled_levels(levels):
-        rough = dataclasses.replace(tuner, levels=sample).run()
+    if solver == "newton":
+        tuned = tuner.run()
+    else:
+        rough = dataclasses.replace(tuner, levels=sampled_levels(levels)).run()
         w = rough.lower.w
         if solver == "minibatch":
-            eta, l2 = np.exp(rough.x)
-            w = by_minibatches(levels.train, levels.risk, float(eta), float(l2), rough.lower)
-        tuner.kept = Preconditioner()
+            w = by_minibatches(levels.train, levels.risk, rough.lower)
         tuned = tuner.go_on(rough.x, w)
-    else:
-        solver = "newton"
-        tuned = tuner.run()
     judged = judge(levels, tuned, tuner.kept, tolerance)
     if not judged.certificate.certified(tolerance):
         warn(

@@ -1,9 +1,9 @@
-"""Many rows: begin with a sample of them, and where one pass is dear go on with minibatches.
+"""Many rows: begin with a sample of them.
 
 A sample with every group in it finds prices and a model that are right to a few digits at a
 fraction of the cost. From there Newton's method on all rows needs a few steps instead of dozens.
-Where even a step on all rows is long, SAPD on minibatches comes in between: its steps cost the same
-however many rows there are.
+SAPD on minibatches of all rows can come in between; it was slower at every size measured, because
+few passes over all rows are left to save (benchmarks/README.md).
 """
 
 from __future__ import annotations
@@ -23,37 +23,41 @@ from bilevax.problems import Point
 from bilevax.solve import solve
 from bilevax.solvers import SAPD
 
-Solver = Literal["newton", "minibatch"]
+Solver = Literal["newton", "sampled", "minibatch"]
 
-#: Entries of X beyond which minibatches pay; see benchmarks/README.md.
-LARGE = 1_000_000_000
-#: Rows of a sample: of the training part, and as many for each parameter.
-SAMPLE_ROWS, ROWS_A_PARAMETER = 20_000, 50
+#: Rows of a sample: at least, and for each parameter. One is taken of so many times as many.
+SAMPLE_ROWS, ROWS_A_PARAMETER, MANY_TIMES = 20_000, 50, 4
 #: SAPD: its batch, its steps, and the step after which steps shrink.
 BATCH, STEPS, DECAY = 256, 5000, 1000
 
 
 def chosen(solver: str, rows: Rows, risk: Risk) -> Solver:
-    """The solver, by the size of the data where it is "auto"."""
-    if solver not in ("auto", "newton", "minibatch"):
-        raise ValueError(f"solver must be 'auto', 'newton' or 'minibatch', not {solver!r}")
-    if solver == "minibatch" and risk.group is None:
-        raise ValueError(
-            "solver: tail risk has one weight per row, all of which change at every step, so that "
-            "minibatches save nothing; use 'newton'"
-        )
-    if solver == "auto":
-        entries = rows.x.nnz if hasattr(rows.x, "nnz") else rows.x.size
-        return "minibatch" if entries > LARGE and risk.group is not None else "newton"
-    return "newton" if solver == "newton" else "minibatch"
+    """The solver, by the number of rows where it is "auto"."""
+    match solver:
+        case "auto":
+            return "sampled" if len(rows) >= MANY_TIMES * sample_rows(rows) else "newton"
+        case "minibatch" if risk.group is None:
+            raise ValueError(
+                "solver: tail risk has one weight per row, all of which change at every step, so "
+                "that minibatches save nothing; use 'auto'"
+            )
+        case "newton" | "sampled" | "minibatch":
+            return solver
+        case _:
+            raise ValueError(
+                f"solver must be 'auto', 'newton', 'sampled' or 'minibatch', not {solver!r}"
+            )
 
 
-def sampled(rows: Rows, risk: Risk) -> tuple[Rows, Risk] | None:
-    """Some rows of every group, the same ones in every run; None if there are not many more."""
+def sample_rows(rows: Rows) -> int:
+    """How many rows a sample has, of those there are."""
     parameters = rows.shape[0] * rows.shape[1]
-    count = max(SAMPLE_ROWS, ROWS_A_PARAMETER * parameters)
-    if len(rows) < 4 * count:
-        return None
+    return min(max(SAMPLE_ROWS, ROWS_A_PARAMETER * parameters), len(rows))
+
+
+def sampled(rows: Rows, risk: Risk) -> tuple[Rows, Risk]:
+    """Some rows of every group, the same ones in every run."""
+    count = sample_rows(rows)
     draw = np.random.default_rng(0)
     if risk.group is None:
         kept = np.sort(draw.permutation(len(rows))[:count])
@@ -68,19 +72,16 @@ def sampled(rows: Rows, risk: Risk) -> tuple[Rows, Risk] | None:
     return rows.taken(kept), group_risk(risk.group[kept], risk.items, risk.share[kept])
 
 
-def sampled_levels(levels: Levels) -> Levels | None:
-    """Both levels on samples; None where there are not many more rows."""
-    train = sampled(levels.train, levels.risk)
-    if train is None:
-        return None
-    held = sampled(levels.held, levels.held_risk) or (levels.held, levels.held_risk)
+def sampled_levels(levels: Levels) -> Levels:
+    """Both levels on samples."""
+    train, held = sampled(levels.train, levels.risk), sampled(levels.held, levels.held_risk)
     return Levels(*train, *held, levels.low, levels.high)
 
 
-def by_minibatches(rows: Rows, risk: Risk, eta: float, l2: float, start: Lower) -> np.ndarray:
+def by_minibatches(rows: Rows, risk: Risk, start: Lower) -> np.ndarray:
     """The lower level by SAPD on minibatches of all rows, from its solution on a sample."""
     source = Stratified(as_arrays(rows, risk), groups=risk.group, batch=max(BATCH, risk.items))
-    problem = minimax_problem(rows, risk, eta, l2, source)
+    problem = minimax_problem(rows, risk, start.eta, start.l2, source)
     step = 0.5 / largest_curvature(start)
     solver = SAPD(iterations=STEPS, tau=step, sigma=step, theta=1.0, decay=DECAY)
     weights = jnp.asarray(start.weighing.weights)

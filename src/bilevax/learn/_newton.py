@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy import linalg
@@ -24,7 +24,7 @@ LARGEST = 4000
 #: Up to so many it is made anew at every point: that costs no more than a few products with it.
 FEW = 120
 #: Beyond, an old factor is made anew when conjugate gradients need more steps than this.
-MANY_STEPS = 12
+MANY_STEPS = 9
 #: The most steps of Newton's method; a handful is usual.
 MOST_STEPS = 200
 
@@ -125,11 +125,11 @@ class Lower:
                 total[k, -1] = weight.sum()
         return total + self.l2 * coefficients(self.rows, np.ones(self.rows.shape))
 
-    def hessian(self) -> np.ndarray:
+    def hessian(self, dtype: Any = np.float64) -> np.ndarray:
         """∇²F, with the parameters of one score after those of another."""
         scores, width = self.rows.shape
         slope, movable, group = self.losses.slope, self.weighing.movable, self.risk.group
-        blocks = np.zeros((scores, scores, width, width))
+        blocks = np.zeros((scores, scores, width, width), dtype)
         # ∂q/∂ℓ = (diag(m) − m·mᵀ/Σm)/η: of groups between their mean slopes, few; of rows the
         # diagonal joins the curvature of each, and m·mᵀ is between their one weighted sum.
         mean = np.zeros((1 if group is None else self.risk.items, scores, width))
@@ -142,10 +142,10 @@ class Lower:
                     if group is None:
                         weight = weight + movable[part] * slope[part, k] * slope[part, j] / self.eta
                     if k == j:  # a product of one matrix with itself takes half the time
-                        half = np.sqrt(weight)[:, None] * x
+                        half = (np.sqrt(weight)[:, None] * x).astype(dtype, copy=False)
                         blocks[k, k] += half.T @ half
                     else:
-                        blocks[k, j] += x.T @ (weight[:, None] * x)
+                        blocks[k, j] += (x.T @ (weight[:, None] * x)).astype(dtype, copy=False)
         for k in range(scores):
             for j in range(k):
                 blocks[j, k] = blocks[k, j].T
@@ -155,7 +155,8 @@ class Lower:
             mean = mean.reshape(len(mean), size)
             ones = np.ones(1) if group is None else movable
             own = 0.0 if group is None else np.diag(movable)
-            whole += mean.T @ ((own - np.outer(ones, ones) / total) / self.eta) @ mean
+            pull = mean.T @ ((own - np.outer(ones, ones) / total) / self.eta) @ mean
+            whole += pull.astype(dtype, copy=False)
         whole.flat[:: size + 1] += (
             self.l2 * coefficients(self.rows, np.ones(self.rows.shape)).ravel()
         )
@@ -185,8 +186,8 @@ class Penalised:
     def curve(self, v: np.ndarray) -> np.ndarray:
         return self.lower.curve(v) + self.upper.curve(v) / self.rho
 
-    def hessian(self) -> np.ndarray:
-        return self.lower.hessian()  # all but 1/ρ of it: good enough to precondition
+    def hessian(self, dtype: Any = np.float64) -> np.ndarray:
+        return self.lower.hessian(dtype)  # all but 1/ρ of it: good enough to precondition
 
     def diagonal(self) -> np.ndarray:
         return self.lower.diagonal()
@@ -211,9 +212,13 @@ class Preconditioner:
         if at.w.size > LARGEST:
             self.scale = np.maximum(at.diagonal(), 1e-300)
             return
-        hessian = at.hessian()
+        # Where conjugate gradients follow, half the digits are half the time.
+        dtype = np.float64 if at.w.size <= FEW else np.float32
+        hessian = at.hessian(dtype)
+        if not np.isfinite(hessian).all():
+            raise ValueError("X has entries that are too large to be squared; scale the features")
         # The intercepts of three classes and more may all move together: nothing holds that back.
-        slack = 1e-14 * np.trace(hessian) + 1e-300
+        slack = dtype(50 * np.finfo(dtype).eps * hessian.diagonal().max() + 1e-30)
         while True:
             hessian.flat[:: len(hessian) + 1] += slack
             try:
@@ -225,7 +230,10 @@ class Preconditioner:
     def __call__(self, g: np.ndarray) -> np.ndarray:
         if self.scale is not None:
             return g / self.scale
-        return linalg.cho_solve(self.factor, g.ravel(), check_finite=False).reshape(g.shape)
+        assert self.factor is not None
+        right = g.ravel().astype(self.factor[0].dtype, copy=False)
+        found = linalg.cho_solve(self.factor, right, check_finite=False)
+        return found.reshape(g.shape).astype(np.float64, copy=False)
 
 
 def solve(at: Local, right: np.ndarray, kept: Preconditioner, relative: float) -> np.ndarray:

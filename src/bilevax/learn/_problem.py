@@ -28,9 +28,13 @@ def as_block(rows: Rows, w: np.ndarray) -> dict[str, Array]:
 
 
 def as_arrays(rows: Rows, risk: Risk) -> dict[str, np.ndarray]:
+    """The data of a problem; the weights of a group's rows are 1 on average."""
     x = rows.x.toarray() if hasattr(rows.x, "toarray") else rows.x
-    arrays = {"x": x, "label": rows.label, "weight": risk.share}
-    return arrays if risk.group is None else {**arrays, "group": risk.group}
+    arrays = {"x": x, "label": rows.label}
+    if risk.group is None:
+        return arrays
+    weight = risk.share * np.bincount(risk.group)[risk.group]
+    return {**arrays, "weight": weight, "group": risk.group}
 
 
 def row_losses(w: dict[str, Array], data: dict[str, Array]) -> Array:
@@ -46,10 +50,9 @@ def row_losses(w: dict[str, Array], data: dict[str, Array]) -> Array:
 
 
 def group_losses(w: dict[str, Array], data: dict[str, Array], groups: int) -> Array:
-    """The weighted mean loss of each group, in a minibatch as on all rows."""
-    one_hot = jax.nn.one_hot(data["group"], groups, dtype=data["weight"].dtype)
-    weight = one_hot * data["weight"][:, None]
-    return (weight.T @ row_losses(w, data)) / weight.sum(axis=0)
+    """The weighted mean loss of each group; that of a minibatch has it as its expectation."""
+    member = jax.nn.one_hot(data["group"], groups, dtype=data["weight"].dtype)
+    return (member.T @ (data["weight"] * row_losses(w, data))) / member.sum(axis=0)
 
 
 def _of_items(risk: Risk, w: Any, data: Any) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.utils import check_random_state
 from tqdm import tqdm
 
@@ -13,9 +14,11 @@ from bilevax.certificates import KKTCertificate
 from bilevax.learn._base import RobustClassifier
 from bilevax.learn._fit import TunedFit, fit_levels
 from bilevax.learn._groups import check_enough, coded, coded_like
+from bilevax.learn._problem import bilevel_problem, start_point
 from bilevax.learn._risk import Risk
 from bilevax.learn._split import held_out
 from bilevax.learn._tuning import Levels, Step
+from bilevax.problems import BilevelProblem, Point
 
 
 class TunedClassifier(RobustClassifier):
@@ -80,6 +83,20 @@ class TunedClassifier(RobustClassifier):
         risks = self._risk(code, weight), self._risk(held_code, held_weight)
         return Levels(rows, risks[0], held, risks[1], bounds[:, 0], bounds[:, 1]), names
 
+    def problem(self, X: Any, y: Any, *more: Any, **named: Any) -> tuple[BilevelProblem, Point]:
+        """What `fit` solves with the same arguments, and a start, for `bilevax.solve`.
+
+        x1 is (log η, log l2), y1 the coefficients and intercepts, y2 and x2 the adversaries'
+        weights of the training and of the validation part.
+        """
+        unfitted: Any = clone(self)  # what is read of the rows stays out of this one
+        levels, _ = unfitted._given(X, y, *more, **named)
+        return bilevel_problem(levels), start_point(levels)
+
+    def _given(self, X: Any, y: Any, *more: Any, **named: Any) -> tuple[Levels, np.ndarray]:
+        """Both levels from the arguments of `fit`."""
+        raise NotImplementedError
+
     def _tune(self, levels: Levels) -> TunedFit:
         """Solve the bilevel problem and keep its answer."""
         positive(self.tol, "tol")
@@ -94,7 +111,7 @@ class TunedClassifier(RobustClassifier):
         self._keep(levels.train, fit.judged.y1)
         self.eta_, self.l2_ = (float(v) for v in np.exp(fit.tuned.x))
         self.certificate_ = fit.judged.certificate
-        self.converged_ = self.certificate_.certified(float(self.tol))
+        self.converged_ = bool(self.certificate_.certified(float(self.tol)))
         self.history_ = fit.history
         self.n_iter_ = len(fit.history)
         self.solver_ = fit.solver

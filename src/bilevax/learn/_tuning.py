@@ -11,7 +11,8 @@ min over d of  max over x2 of ⟨x2, V + J·d⟩ − (μ/2)·price(x2) + ½dᵀB
 
 with J = dV/dx, B a BFGS matrix of the Lagrangian, Δ a trust region, and μ so small that the
 certificate hardly sees it. The next lower level is begun at w + (dw/dx)·d, one or two Newton steps
-from its solution. Φ may have several minima: `STARTS` begin at a moderate price and at a low one.
+from its solution. Φ may have several minima, so there are a few descents; which `STARTS` find the
+best was tried on the data of benchmarks/robust.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bilevax.learn._newton import (
-    Local,
     Lower,
     Preconditioner,
     minimise,
@@ -34,18 +34,22 @@ from bilevax.learn._risk import Adversary, Risk, Weighing
 from bilevax.learn._rows import Losses, Rows
 
 #: (η, λ) at which descents begin.
-STARTS = ((1.0, 1e-2), (0.1, 1e-1))
+STARTS = ((1.0, 1e-2), (0.1, 1e-1), (0.03, 1e-3))
 #: How far a step may go in log η and log λ: at first, at the most, and before a descent ends.
 FIRST_RADIUS, MOST_RADIUS, LEAST_RADIUS = 2.0, 4.0, 1e-5
 #: A descent whose loss is not this close to the best one's ends at so many times the tolerance.
-CLOSE, ROUGH = 1e-4, 30
+CLOSE, ROUGH = 3e-4, 100
 #: One also ends where its model promises less than this, if it is within WELL times the tolerance,
 #: and where STUCK steps gained no more.
-NOTHING, WELL, STUCK = 1e-6, 100, 8
+NOTHING, WELL, STUCK = 3e-7, 100, 8
+#: A descent ends where, in log η and log λ, it comes this near to the end of a better one.
+NEAR = 1.0
 #: The relative residual of dw/dx.
 PATH = 1e-4
-#: The most that may be left of the lower level's gap.
-LOWER_GAP = 1e-9
+#: The most that may be left of the lower level's gap: for a first look, and in a descent.
+ROUGH_GAP, LOWER_GAP = 1e-4, 1e-9
+#: A start whose loss is so much above the best of earlier descents is passed over.
+HOPELESS = 0.2
 #: The most steps of one descent; ten are usual.
 MOST_STEPS = 60
 
@@ -89,7 +93,6 @@ class Tuned:
 
     x: np.ndarray
     lower: Lower
-    losses: Losses  # of the validation rows
     upper: np.ndarray  # V
     worst: float  # Φ, smoothed by μ
     x2: np.ndarray
@@ -107,9 +110,9 @@ class Descent:
     radius: float = FIRST_RADIUS  # Δ
 
 
-def _same(at: Tuned, other: Tuned) -> bool:
+def _same(at: Tuned, other: Tuned, near: float) -> bool:
     """Whether a descent has come to where another one ended."""
-    return bool(np.abs(at.x - other.x).max() < 0.5) and at.worst > other.worst - 1e-5
+    return bool(np.abs(at.x - other.x).max() < near) and at.worst > other.worst - 1e-5
 
 
 @dataclass
@@ -131,14 +134,17 @@ class Tuner:
             x = np.clip(np.log(start), self.levels.low, self.levels.high)
             # Begun at the solution for other prices: nearer than nothing.
             w = found[0].at.lower.w if found else np.zeros(self.levels.train.shape)
-            descent = Descent(self.at(x, w, LOWER_GAP), number)
+            lower, losses = self.solved(x, w, ROUGH_GAP)
+            if found and self.worst(losses) > min(d.at.worst for d in found) + HOPELESS:
+                continue
+            descent = Descent(self.at(x, lower.w, LOWER_GAP), number)
             self.descend(descent, ROUGH * self.tolerance, found)
             found.append(descent)
-        best = min(descent.at.worst for descent in found)
-        for descent in found:
-            if descent.at.worst <= best + CLOSE:
-                self.descend(descent, self.tolerance)
-        return min((descent.at for descent in found), key=lambda at: at.worst)
+        found.sort(key=lambda descent: descent.at.worst)
+        close = [d for d in found if d.at.worst <= found[0].at.worst + CLOSE]
+        for i, descent in enumerate(close):
+            self.descend(descent, self.tolerance, close[:i], near=NEAR / 10)
+        return min((descent.at for descent in close), key=lambda at: at.worst)
 
     def go_on(self, x: np.ndarray, w: np.ndarray) -> Tuned:
         """One descent, from where a run on other rows ended."""
@@ -146,26 +152,39 @@ class Tuner:
         self.descend(descent, self.tolerance)
         return descent.at
 
-    def at(self, x: np.ndarray, start: np.ndarray, gap: float) -> Tuned:
-        levels = self.levels
+    def solved(self, x: np.ndarray, start: np.ndarray, gap: float) -> tuple[Lower, Losses]:
+        """The lower level at x, and the losses of the validation rows."""
         # Half the squared gradient over λ bounds the lower level's gap.
         enough = np.sqrt(2 * gap * np.exp(x[1]))
 
-        def done(at: Local) -> bool:
+        def done(at: Lower) -> bool:
             return bool(np.linalg.norm(at.gradient) <= enough)
 
-        lower = minimise(lambda w: levels.lower(x, w), start, self.kept, done)
-        losses = levels.held.losses(lower.w)
-        upper = levels.held_risk.of_items(losses.value)
-        weighing = levels.held_risk.adversary.weigh(upper, self.mu)
-        path = [-solve(lower, right, self.kept, PATH) for right in lower.with_prices()]
-        along = [losses.along(levels.held.score(v)) for v in path]
-        jacobian = np.stack([levels.held_risk.of_items(v) for v in along], axis=1)
-        return Tuned(
-            x, lower, losses, upper, weighing.value, weighing.weights, np.stack(path), jacobian
-        )
+        lower = minimise(lambda w: self.levels.lower(x, w), start, self.kept, done)
+        return lower, self.levels.held.losses(lower.w)
 
-    def descend(self, run: Descent, tolerance: float, others: Sequence[Descent] = ()) -> None:
+    def worst(self, losses: Losses) -> float:
+        """Φ, smoothed by μ."""
+        risk = self.levels.held_risk
+        return risk.adversary.weigh(risk.of_items(losses.value), self.mu).value
+
+    def derived(self, x: np.ndarray, lower: Lower, losses: Losses) -> Tuned:
+        """How the validation losses change with x."""
+        held, risk = self.levels.held, self.levels.held_risk
+        upper = risk.of_items(losses.value)
+        weighing = risk.adversary.weigh(upper, self.mu)
+        path = np.stack([-solve(lower, right, self.kept, PATH) for right in lower.with_prices()])
+        along = [losses.along(held.score(v)) for v in path]
+        jacobian = np.stack([risk.of_items(v) for v in along], axis=1)
+        return Tuned(x, lower, upper, weighing.value, weighing.weights, path, jacobian)
+
+    def at(self, x: np.ndarray, start: np.ndarray, gap: float) -> Tuned:
+        return self.derived(x, *self.solved(x, start, gap))
+
+    def descend(
+        self, run: Descent, tolerance: float, others: Sequence[Descent] = (), near: float = NEAR
+    ) -> None:
+        """Until it is stationary, stuck, or near the end of another descent."""
         losses: list[float] = []
         for _ in range(MOST_STEPS):
             at = run.at
@@ -183,24 +202,25 @@ class Tuner:
                 return
             if not gain > 0:  # no step of the model does anything, as far as rounding tells
                 return
-            if any(_same(at, other.at) for other in others):
+            if any(_same(at, other.at, near) for other in others):
                 return
             # At a kink of w(x) itself, where a weight of the adversary's comes in, no model fits.
             if len(losses) > STUCK and losses[-1 - STUCK] - at.worst <= NOTHING:
                 return
             # The validation losses are as exact as the root of the lower level's gap.
             gap = min(max((0.02 * gain) ** 2, 1e-13), LOWER_GAP)
-            trial = self.at(at.x + d, at.lower.w + np.tensordot(d, at.path, 1), gap)
-            run.curvature = _bfgs(run.curvature, d, (trial.jacobian - at.jacobian).T @ x2)
-            ratio = (at.worst - trial.worst) / gain
+            solved = self.solved(at.x + d, at.lower.w + np.tensordot(d, at.path, 1), gap)
+            worst = self.worst(solved[1])
+            if worst < at.worst:
+                run.at = self.derived(at.x + d, *solved)
+                run.curvature = _bfgs(run.curvature, d, (run.at.jacobian - at.jacobian).T @ x2)
+            elif run.radius < LEAST_RADIUS:
+                return
+            ratio = (at.worst - worst) / gain
             if ratio < 0.25:
                 run.radius = np.abs(d).max() / 4
             elif ratio > 0.75 and np.abs(d).max() >= 0.99 * run.radius:
                 run.radius = min(2 * run.radius, MOST_RADIUS)
-            if trial.worst < at.worst:
-                run.at = trial
-            elif run.radius < LEAST_RADIUS:
-                return
 
     def epsilon(self, at: Tuned, x2: np.ndarray) -> float:
         """How far from stationary: the certificate's lines for x1 and x2, in the limit of ρ."""
@@ -224,7 +244,7 @@ class Tuner:
         adversary = self.levels.held_risk.adversary
         d, value, x2 = np.zeros(2), at.worst, at.x2
         # The kinks come in gently: each problem begins at the solution of a smoother one.
-        for mu in np.geomspace(max(1e-2, self.mu), self.mu, 3):
+        for mu in (max(1e-3, self.mu), self.mu):
             d, value, x2 = _box_newton(
                 adversary, at.upper, at.jacobian, curvature, low, high, d, mu
             )

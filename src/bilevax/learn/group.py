@@ -12,6 +12,7 @@ from bilevax.learn._fit import fit_lower
 from bilevax.learn._groups import check_enough, coded
 from bilevax.learn._risk import Risk, group_risk
 from bilevax.learn._tuned import TunedClassifier
+from bilevax.learn._tuning import Levels
 
 
 class GroupDROClassifier(RobustClassifier):
@@ -28,8 +29,8 @@ class GroupDROClassifier(RobustClassifier):
         tol: the saddle gap to certify: max over q at `coef_` less min over w at `group_weights_`.
         fit_intercept: whether there is an intercept.
         max_iter: the most Newton steps; a dozen is usual.
-        solver: "newton" takes all rows at once; "minibatch" goes through them in minibatches, and
-            then in as few steps on all rows as `tol` asks for; "auto" chooses by size.
+        solver: "newton" takes all rows at once, "sampled" begins with a sample of them, "auto"
+            chooses by their number; "minibatch" has SAPD on minibatches between sample and all.
 
     Fitted: `coef_`, `intercept_`, `classes_` and `n_iter_` as in scikit-learn; `groups_`, the
     distinct groups, and in their order `group_weights_` (q) and `group_losses_`; `gap_`, an upper
@@ -99,8 +100,8 @@ class TunedGroupDROClassifier(TunedClassifier):
         eta_bounds: where to look for η.
         l2_bounds: where to look for l2.
         fit_intercept: whether there is an intercept.
-        solver: "newton" takes all rows at once; "minibatch" goes through them in minibatches, and
-            then in as few steps on all rows as `tol` asks for; "auto" chooses by size.
+        solver: "newton" takes all rows at once, "sampled" begins with a sample of them, "auto"
+            chooses by their number; "minibatch" has SAPD on minibatches between sample and all.
         random_state: of the split. Copies of a row never stand on both sides of it.
         verbose: show progress.
 
@@ -158,10 +159,24 @@ class TunedGroupDROClassifier(TunedClassifier):
         one.
         """
         validation = X_val, y_val, groups_val, sample_weight_val
-        levels, self.groups_ = self._levels(X, y, groups, sample_weight, *validation)
+        levels, self.groups_ = self._given(X, y, groups, sample_weight, *validation)
         fit = self._tune(levels)
         self.group_weights_ = fit.judged.y2
         self.group_losses_ = fit.tuned.lower.item_losses
         self.validation_weights_ = fit.judged.x2
         self.validation_losses_ = fit.tuned.upper
         return self
+
+    def _given(
+        self,
+        X: Any,
+        y: Any,
+        groups: Any = None,
+        sample_weight: Any = None,
+        X_val: Any = None,
+        y_val: Any = None,
+        groups_val: Any = None,
+        sample_weight_val: Any = None,
+    ) -> tuple[Levels, np.ndarray]:
+        validation = X_val, y_val, groups_val, sample_weight_val
+        return self._levels(X, y, groups, sample_weight, *validation)

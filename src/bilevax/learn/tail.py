@@ -11,6 +11,7 @@ from bilevax.learn._base import RobustClassifier
 from bilevax.learn._fit import fit_lower
 from bilevax.learn._risk import Risk, tail_risk
 from bilevax.learn._tuned import TunedClassifier
+from bilevax.learn._tuning import Levels
 
 
 class TailRiskClassifier(RobustClassifier):
@@ -32,7 +33,8 @@ class TailRiskClassifier(RobustClassifier):
         tol: the saddle gap to certify.
         fit_intercept: whether there is an intercept.
         max_iter: the most Newton steps; a dozen is usual.
-        solver: "newton", or "auto", which is that.
+        solver: "newton" takes all rows at once, "sampled" begins with a sample of them, "auto"
+            chooses by their number.
 
     Fitted: `coef_`, `intercept_`, `classes_` and `n_iter_` as in scikit-learn; `risk_`, the
     weighted loss Σ qᵢ·ℓᵢ of the training rows; `gap_`, an upper bound on the saddle gap; `solver_`,
@@ -94,7 +96,8 @@ class TunedTailRiskClassifier(TunedClassifier):
         eta_bounds: where to look for η.
         l2_bounds: where to look for l2.
         fit_intercept: whether there is an intercept.
-        solver: "newton", or "auto", which is that.
+        solver: "newton" takes all rows at once, "sampled" begins with a sample of them, "auto"
+            chooses by their number.
         random_state: of the split. Copies of a row never stand on both sides of it.
         verbose: show progress.
 
@@ -146,13 +149,24 @@ class TunedTailRiskClassifier(TunedClassifier):
 
         Without validation rows a share of each class is split off.
         """
-        _check_share(self.share)
-        validation = X_val, y_val, None, sample_weight_val
-        levels, _ = self._levels(X, y, None, sample_weight, *validation)
+        levels, _ = self._given(X, y, sample_weight, X_val, y_val, sample_weight_val)
         fit = self._tune(levels)
         self.risk_ = float(fit.tuned.lower.row_weights @ fit.tuned.lower.losses.value)
         self.validation_risk_ = float(fit.judged.x2 @ fit.tuned.upper)
         return self
+
+    def _given(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        X_val: Any = None,
+        y_val: Any = None,
+        sample_weight_val: Any = None,
+    ) -> tuple[Levels, np.ndarray]:
+        _check_share(self.share)
+        validation = X_val, y_val, None, sample_weight_val
+        return self._levels(X, y, None, sample_weight, *validation)
 
 
 def _check_share(share: Any) -> None:
