@@ -207,7 +207,10 @@ def test_no_prices_on_a_fine_grid_do_better_than_the_tuned_ones(name, tail):
     assert worst_loss(levels, *np.exp(fit.tuned.x)) <= min(grid) + slack
 
 
-@pytest.mark.parametrize(("name", "tail"), [("compas", None), ("blobs", None), ("blobs", 0.4)])
+@pytest.mark.parametrize(
+    ("name", "tail"),
+    [pytest.param("compas", None, marks=pytest.mark.long), ("blobs", None), ("blobs", 0.4)],
+)
 def test_the_certificate_is_that_of_the_library(name, tail):
     levels = levels_of(name, tail)
     fit = fit_levels(levels, 1e-3, "auto", lambda step: None)

@@ -190,12 +190,13 @@ def run_until(arguments, looks, seconds=0.0):
     raise AssertionError(f"ended with {process.returncode}")
 
 
-def test_killed_ten_times_it_ends_where_an_untouched_run_ends(tmp_path):
+@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_killed_many_times_it_ends_where_an_untouched_run_ends(tmp_path, times):
     cache = tmp_path / "cache"
     whole = run_until((tmp_path / "whole.state", cache), None)
     rng = np.random.default_rng(0)
     file = tmp_path / "killed.state"
-    for _ in range(10):
+    for _ in range(times):
         assert run_until((file, cache), int(rng.integers(1, 4)), rng.uniform(0, 0.05)) is None
     assert run_until((file, cache), None) == whole
 

@@ -24,13 +24,6 @@ from bilevax.problems import BilevelProblem, Point
 class TunedClassifier(RobustClassifier):
     """A classifier with η and l2 tuned on validation rows."""
 
-    validation_fraction: float
-    tol: float
-    eta_bounds: tuple[float, float]
-    l2_bounds: tuple[float, float]
-    random_state: Any
-    solver: str
-    verbose: bool
     eta_: float
     l2_: float
     certificate_: KKTCertificate
@@ -38,22 +31,50 @@ class TunedClassifier(RobustClassifier):
     converged_: bool
     solver_: str
 
+    def __init__(
+        self,
+        *,
+        validation_fraction: float = 0.25,
+        tol: float = 1e-3,
+        eta_bounds: tuple[float, float] = (1e-3, 1e2),
+        l2_bounds: tuple[float, float] = (1e-6, 1e2),
+        fit_intercept: bool = True,
+        solver: str = "auto",
+        random_state: Any = None,
+        verbose: bool = False,
+    ):
+        self.validation_fraction = validation_fraction
+        self.tol = tol
+        self.eta_bounds = eta_bounds
+        self.l2_bounds = l2_bounds
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.random_state = random_state
+        self.verbose = verbose
+
     def _risk(self, code: np.ndarray, weight: np.ndarray) -> Risk:
         """The adversary of rows with these groups and weights."""
         raise NotImplementedError
 
     def _levels(
-        self, X: Any, y: Any, groups: Any, weight: Any, *validation: Any
+        self,
+        X: Any,
+        y: Any,
+        groups: Any = None,
+        sample_weight: Any = None,
+        X_val: Any = None,
+        y_val: Any = None,
+        groups_val: Any = None,
+        sample_weight_val: Any = None,
     ) -> tuple[Levels, np.ndarray]:
         """Both levels, and the names of the groups."""
-        rows, weight = self._read(X, y, weight)
+        rows, weight = self._read(X, y, sample_weight)
         if groups is None:
             names, code = self.classes_, rows.label
         else:
             names, code = coded(groups, len(rows), "groups")
-        X_val, y_val, groups_val, weight_val = validation
         if X_val is None:
-            if not all(v is None for v in validation):
+            if not (y_val is None and groups_val is None and sample_weight_val is None):
                 raise ValueError("y_val, groups_val and sample_weight_val need X_val")
             if not 0 < self.validation_fraction < 1:
                 raise ValueError(
@@ -70,7 +91,7 @@ class TunedClassifier(RobustClassifier):
         else:
             if y_val is None or (groups is None) != (groups_val is None):
                 raise ValueError("X_val needs y_val, and groups_val if and only if groups is given")
-            held, held_weight = self._read_validation(X_val, y_val, weight_val)
+            held, held_weight = self._read_validation(X_val, y_val, sample_weight_val)
             if groups is None:
                 held_code = held.label
             else:
@@ -83,19 +104,17 @@ class TunedClassifier(RobustClassifier):
         risks = self._risk(code, weight), self._risk(held_code, held_weight)
         return Levels(rows, risks[0], held, risks[1], bounds[:, 0], bounds[:, 1]), names
 
-    def problem(self, X: Any, y: Any, *more: Any, **named: Any) -> tuple[BilevelProblem, Point]:
+    def problem(
+        self, X: Any, y: Any, groups: Any = None, **named: Any
+    ) -> tuple[BilevelProblem, Point]:
         """What `fit` solves with the same arguments, and a start, for `bilevax.solve`.
 
         x1 is (log η, log l2), y1 the coefficients and intercepts, y2 and x2 the adversaries'
         weights of the training and of the validation part.
         """
         unfitted: Any = clone(self)  # what is read of the rows stays out of this one
-        levels, _ = unfitted._given(X, y, *more, **named)
+        levels, _ = unfitted._levels(X, y, groups, **named)
         return bilevel_problem(levels), start_point(levels)
-
-    def _given(self, X: Any, y: Any, *more: Any, **named: Any) -> tuple[Levels, np.ndarray]:
-        """Both levels from the arguments of `fit`."""
-        raise NotImplementedError
 
     def _tune(self, levels: Levels) -> TunedFit:
         """Solve the bilevel problem and keep its answer."""

@@ -12,7 +12,6 @@ from bilevax.learn._fit import fit_lower
 from bilevax.learn._groups import check_enough, coded
 from bilevax.learn._risk import Risk, group_risk
 from bilevax.learn._tuned import TunedClassifier
-from bilevax.learn._tuning import Levels
 
 
 class GroupDROClassifier(RobustClassifier):
@@ -118,27 +117,6 @@ class TunedGroupDROClassifier(TunedClassifier):
     validation_weights_: np.ndarray
     validation_losses_: np.ndarray
 
-    def __init__(
-        self,
-        *,
-        validation_fraction: float = 0.25,
-        tol: float = 1e-3,
-        eta_bounds: tuple[float, float] = (1e-3, 1e2),
-        l2_bounds: tuple[float, float] = (1e-6, 1e2),
-        fit_intercept: bool = True,
-        solver: str = "auto",
-        random_state: Any = None,
-        verbose: bool = False,
-    ):
-        self.validation_fraction = validation_fraction
-        self.tol = tol
-        self.eta_bounds = eta_bounds
-        self.l2_bounds = l2_bounds
-        self.fit_intercept = fit_intercept
-        self.solver = solver
-        self.random_state = random_state
-        self.verbose = verbose
-
     def _risk(self, code: np.ndarray, weight: np.ndarray) -> Risk:
         return group_risk(code, int(code.max()) + 1, weight)
 
@@ -159,24 +137,10 @@ class TunedGroupDROClassifier(TunedClassifier):
         one.
         """
         validation = X_val, y_val, groups_val, sample_weight_val
-        levels, self.groups_ = self._given(X, y, groups, sample_weight, *validation)
+        levels, self.groups_ = self._levels(X, y, groups, sample_weight, *validation)
         fit = self._tune(levels)
         self.group_weights_ = fit.judged.y2
         self.group_losses_ = fit.tuned.lower.item_losses
         self.validation_weights_ = fit.judged.x2
         self.validation_losses_ = fit.tuned.upper
         return self
-
-    def _given(
-        self,
-        X: Any,
-        y: Any,
-        groups: Any = None,
-        sample_weight: Any = None,
-        X_val: Any = None,
-        y_val: Any = None,
-        groups_val: Any = None,
-        sample_weight_val: Any = None,
-    ) -> tuple[Levels, np.ndarray]:
-        validation = X_val, y_val, groups_val, sample_weight_val
-        return self._levels(X, y, groups, sample_weight, *validation)

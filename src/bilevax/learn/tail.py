@@ -11,7 +11,6 @@ from bilevax.learn._base import RobustClassifier
 from bilevax.learn._fit import fit_lower
 from bilevax.learn._risk import Risk, tail_risk
 from bilevax.learn._tuned import TunedClassifier
-from bilevax.learn._tuning import Levels
 
 
 class TailRiskClassifier(RobustClassifier):
@@ -123,17 +122,20 @@ class TunedTailRiskClassifier(TunedClassifier):
         random_state: Any = None,
         verbose: bool = False,
     ):
+        super().__init__(
+            validation_fraction=validation_fraction,
+            tol=tol,
+            eta_bounds=eta_bounds,
+            l2_bounds=l2_bounds,
+            fit_intercept=fit_intercept,
+            solver=solver,
+            random_state=random_state,
+            verbose=verbose,
+        )
         self.share = share
-        self.validation_fraction = validation_fraction
-        self.tol = tol
-        self.eta_bounds = eta_bounds
-        self.l2_bounds = l2_bounds
-        self.fit_intercept = fit_intercept
-        self.solver = solver
-        self.random_state = random_state
-        self.verbose = verbose
 
     def _risk(self, code: np.ndarray, weight: np.ndarray) -> Risk:
+        _check_share(self.share)
         return tail_risk(self.share, weight)
 
     def fit(
@@ -149,24 +151,12 @@ class TunedTailRiskClassifier(TunedClassifier):
 
         Without validation rows a share of each class is split off.
         """
-        levels, _ = self._given(X, y, sample_weight, X_val, y_val, sample_weight_val)
+        validation = X_val, y_val, None, sample_weight_val
+        levels, _ = self._levels(X, y, None, sample_weight, *validation)
         fit = self._tune(levels)
         self.risk_ = float(fit.tuned.lower.row_weights @ fit.tuned.lower.losses.value)
         self.validation_risk_ = float(fit.judged.x2 @ fit.tuned.upper)
         return self
-
-    def _given(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any = None,
-        X_val: Any = None,
-        y_val: Any = None,
-        sample_weight_val: Any = None,
-    ) -> tuple[Levels, np.ndarray]:
-        _check_share(self.share)
-        validation = X_val, y_val, None, sample_weight_val
-        return self._levels(X, y, None, sample_weight, *validation)
 
 
 def _check_share(share: Any) -> None:
