@@ -190,15 +190,7 @@ def worst_loss(levels, eta, l2):
     return levels.held_risk.adversary.weigh(losses, 1e-9).value
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "law",
-        "compas",
-        "blobs",
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("adult", "digits")),
-    ],
-)
+@pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("tail", [None, 0.5])
 # With 60 validation rows a tail may end at a kink of w(x), where no hypergradient vanishes.
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

@@ -84,7 +84,10 @@ def bad_calls():
         (("none.csv", "--label", "hired", "--group", "sex"), "has a header but no rows"),
         (of("--least", "1000"), "groups too small to estimate"),
         (of("--least", "0"), "--least must be at least 1"),
-        (of("--out", "full"), "is not empty"),
+        (of("--tolerance", "-1"), "--tolerance must be finite and > 0"),
+        (of("--out", "full"), "holds other files (mine.txt"),
+        (of("--out", "full", "--overwrite"), "holds other files (mine.txt"),
+        (of("--out", "earlier"), "is not empty"),
         (of("--out", "p.csv"), "is a file"),
     ]
 
@@ -96,6 +99,8 @@ def test_bad_calls_say_what_is_wrong_and_write_nothing(tmp_path, monkeypatch, ca
     pd.DataFrame(columns=["hired", "sex"]).to_csv("none.csv", index=False)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "results.json").write_text("{}")
     before = sorted(p.name for p in tmp_path.rglob("*"))
     assert run(*given) == 2
     assert says in capsys.readouterr().err
@@ -110,8 +115,18 @@ def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, monkeypatch, ca
     monkeypatch.setattr("bilevax.learn.report.report", broken)
     old = tmp_path / "out"
     old.mkdir()
-    (old / "mine.txt").write_text("mine")
+    (old / "results.json").write_text("{}")
     call = (tmp_path / "p.csv", "--label", "hired", "--group", "sex", "--out", old, "--overwrite")
     assert run(*call) == 2
     assert "the disk is full" in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.rglob("*")) == ["mine.txt", "out", "p.csv"]
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["out", "p.csv", "results.json"]
+    assert (old / "results.json").read_text() == "{}"
+
+
+def test_an_earlier_folder_is_replaced_when_asked(demo):
+    before = (demo / "results.json").read_text()
+    assert run("--demo", "--out", demo, "--bootstrap", 100, "--overwrite") == 0
+    assert sorted(p.name for p in demo.iterdir()) == ["model.skops", "report.html", "results.json"]
+    assert json.loads((demo / "results.json").read_text())["bootstrap"] == 100
+    assert json.loads(before)["bootstrap"] == 200
+    assert [p.name for p in demo.parent.iterdir()] == ["out"]

@@ -14,6 +14,11 @@ from typing import Annotated
 
 import tyro
 
+from bilevax.arguments import positive
+
+#: What is written.
+FILES = ("report.html", "results.json", "model.skops")
+
 
 def robust(
     data: Annotated[Path | None, tyro.conf.Positional] = None,
@@ -45,7 +50,7 @@ def robust(
             every group. Without validation rows a quarter of the training rows becomes that.
         drop: columns to leave out.
         out: the folder to write, which must not exist yet.
-        overwrite: replace the folder if it does.
+        overwrite: replace the folder if it does, and holds nothing else than an earlier one.
         least: the fewest rows that a group may have in each part.
         tolerance: the ε to certify.
         bootstrap: resamples of the test part for the intervals.
@@ -60,7 +65,9 @@ def robust(
         from bilevax.learn.table import prepare, read
     except ImportError as error:
         raise ValueError(f"this needs pip install 'bilevax[learn]' ({error})") from None
-    _check(data, label, group, demo, out, overwrite, least, bootstrap)
+    _check(data, label, group, demo, least, bootstrap)
+    positive(tolerance, "--tolerance")
+    _check_folder(out, overwrite)
     if demo:
         known = datasets.load_digits()
         table, name, label, group = known.table, known.name, known.label, known.group_columns
@@ -74,9 +81,11 @@ def robust(
     for note in prepared.notes:
         print(f"Note: {note}.")
     command = shlex.join(["bilevax", *sys.argv[1:]])
-    found = compare(prepared, tolerance=tolerance, bootstrap=bootstrap, seed=seed, command=command)
-    results = found.results
-    with _folder(out) as folder:
+    with _folder(out) as folder:  # made first: a place that cannot be written shows at once
+        found = compare(
+            prepared, tolerance=tolerance, bootstrap=bootstrap, seed=seed, command=command
+        )
+        results = found.results
         save_model(found.pipeline, folder / "model.skops")
         text = json.dumps(results, indent=1, ensure_ascii=False)
         (folder / "results.json").write_text(text, encoding="utf-8")
@@ -85,7 +94,7 @@ def robust(
     epsilon = results["certificate"]["epsilon"]
     said = "certified" if results["certified"] else "NOT certified at the tolerance: only"
     print(f"\nThe tuned model is {said} ε-KKT at ε = {epsilon:.2g}.")
-    for file in ("report.html", "results.json", "model.skops"):
+    for file in FILES:
         print(f"{file}: {out / file}")
     return 0 if results["certified"] else 1
 
@@ -95,8 +104,6 @@ def _check(
     label: str,
     group: tuple[str, ...],
     demo: bool,
-    out: Path,
-    overwrite: bool,
     least: int,
     bootstrap: int,
 ) -> None:
@@ -110,9 +117,18 @@ def _check(
     for value, name in ((least, "--least"), (bootstrap, "--bootstrap")):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
-    if out.exists() and not out.is_dir():
+
+
+def _check_folder(out: Path, overwrite: bool) -> None:
+    """Refuse to put results where anything else would be lost."""
+    if not out.exists():
+        return
+    if not out.is_dir():
         raise ValueError(f"{out} is a file, not a folder")
-    if out.exists() and any(out.iterdir()) and not overwrite:
+    there = sorted(path.name for path in out.iterdir())
+    if others := [name for name in there if name not in FILES]:
+        raise ValueError(f"the folder {out} holds other files ({', '.join(others[:3])}, …)")
+    if there and not overwrite:
         raise ValueError(f"the folder {out} is not empty; give another --out, or --overwrite")
 
 
@@ -124,8 +140,10 @@ def _folder(out: Path) -> Iterator[Path]:
     try:
         yield made
         made.chmod(0o755)
+        old = made.with_name(made.name + "-old")
         if out.exists():
-            shutil.rmtree(out)
+            out.rename(old)
         made.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(made, ignore_errors=True)

@@ -28,7 +28,7 @@ class RobustClassifier(ClassifierMixin, BaseEstimator):
         return tags
 
     def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Rows, np.ndarray]:
-        """The training rows and their weights, those that weigh nothing left out."""
+        """The training rows and their weights."""
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
         check_classification_targets(y)
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)

@@ -212,7 +212,7 @@ class Preconditioner:
         if at.w.size > LARGEST:
             self.scale = np.maximum(at.diagonal(), 1e-300)
             return
-        # Where conjugate gradients follow, half the digits are half the time.
+        # Where conjugate gradients follow, half the digits do, and take less time.
         dtype = np.float64 if at.w.size <= FEW else np.float32
         hessian = at.hessian(dtype)
         if not np.isfinite(hessian).all():

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax import terms
-from bilevax.data import Levels as LevelSources
 from bilevax.data import Source
 from bilevax.learn._certificate import INTERCEPT_BOUND
 from bilevax.learn._risk import Risk
@@ -32,7 +31,7 @@ def as_arrays(rows: Rows, risk: Risk) -> dict[str, np.ndarray]:
     x = rows.x.toarray() if hasattr(rows.x, "toarray") else rows.x
     arrays = {"x": x, "label": rows.label}
     if risk.group is None:
-        return arrays
+        return {**arrays, "share": risk.share}
     weight = risk.share * np.bincount(risk.group)[risk.group]
     return {**arrays, "weight": weight, "group": risk.group}
 
@@ -55,8 +54,9 @@ def group_losses(w: dict[str, Array], data: dict[str, Array], groups: int) -> Ar
     return (member.T @ (data["weight"] * row_losses(w, data))) / member.sum(axis=0)
 
 
-def _of_items(risk: Risk, w: Any, data: Any) -> Array:
-    return row_losses(w, data) if risk.group is None else group_losses(w, data, risk.items)
+def item_losses(w: Any, q: Array, data: Any) -> Array:
+    """What the adversary weighs with q: losses of groups, or of rows."""
+    return group_losses(w, data, len(q)) if "group" in data else row_losses(w, data)
 
 
 def _weights(risk: Risk) -> terms.Term:
@@ -77,37 +77,37 @@ def _parameters(rows: Rows, l2: float) -> dict[str, terms.Term]:
     return bounds
 
 
-def _lower_value(rows: Rows, risk: Risk, eta: Any, l2: Any, w: Any, q: Array, data: Any) -> Array:
-    even, price = jnp.asarray(risk.adversary.even), jnp.asarray(risk.adversary.price)
-    far = jnp.sum((q - even.astype(q.dtype)) ** 2 / price.astype(q.dtype))
-    size = jnp.sum(w["coef"] ** 2)
-    return jnp.sum(q * _of_items(risk, w, data)) - eta / 2 * far + l2 / 2 * size
+def _lower_value(eta: Any, l2: Any, w: Any, q: Array, data: Any) -> Array:
+    """f~ of `eq:dro_lower`; a tail's weights cost by the share of each row."""
+    gain = jnp.sum(q * item_losses(w, q, data))
+    if "group" in data:
+        far = jnp.sum((q - 1 / len(q)) ** 2)
+    else:
+        far = jnp.sum((q - data["share"]) ** 2 / data["share"])
+    return gain - eta / 2 * far + l2 / 2 * jnp.sum(w["coef"] ** 2)
 
 
 def minimax_problem(
-    rows: Rows, risk: Risk, eta: float, l2: float, data: Source | None = None
+    rows: Rows, risk: Risk, eta: float, l2: float, source: Source
 ) -> MinimaxProblem:
-    """`eq:dro_lower`: min over w, max over q."""
+    """`eq:dro_lower` on minibatches: min over w, max over q."""
     return MinimaxProblem(
-        lambda w, q, data: _lower_value(rows, risk, eta, l2, w, q, data),
+        lambda w, q, data: _lower_value(eta, l2, w, q, data),
         x=_parameters(rows, l2),
         y=_weights(risk),
-        data=as_arrays(rows, risk) if data is None else data,
+        data=source,
     )
 
 
-def bilevel_problem(levels: Levels, data: LevelSources | None = None) -> BilevelProblem:
+def bilevel_problem(levels: Levels) -> BilevelProblem:
     """`eq:dro_nested` with x1 = (log η, log λ), in a box."""
-    held = as_arrays(levels.held, levels.held_risk)
-    arrays = {"upper": held, "lower": as_arrays(levels.train, levels.risk)}
-    own = (lambda d, name: d) if data is not None else (lambda d, name: d[name])
 
     def upper(x1: Array, x2: Array, y1: Any, y2: Array, data: Any) -> Array:
-        return jnp.sum(x2 * _of_items(levels.held_risk, y1, own(data, "upper")))
+        return jnp.sum(x2 * item_losses(y1, x2, data["upper"]))
 
     def lower(x1: Array, y1: Any, y2: Array, data: Any) -> Array:
         eta, l2 = jnp.exp(x1)
-        return _lower_value(levels.train, levels.risk, eta, l2, y1, y2, own(data, "lower"))
+        return _lower_value(eta, l2, y1, y2, data["lower"])
 
     return BilevelProblem(
         upper,
@@ -116,7 +116,10 @@ def bilevel_problem(levels: Levels, data: LevelSources | None = None) -> Bilevel
         x2=_weights(levels.held_risk),
         y1=_parameters(levels.train, float(np.exp(levels.low[1]))),
         y2=_weights(levels.risk),
-        data=arrays if data is None else data,
+        data={
+            "upper": as_arrays(levels.held, levels.held_risk),
+            "lower": as_arrays(levels.train, levels.risk),
+        },
     )
 
 

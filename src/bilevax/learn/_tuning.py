@@ -24,12 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bilevax.learn._newton import (
-    Lower,
-    Preconditioner,
-    minimise,
-    solve,
-)
+from bilevax.learn._newton import Lower, Preconditioner, minimise, solve
 from bilevax.learn._risk import Adversary, Risk, Weighing
 from bilevax.learn._rows import Losses, Rows
 
@@ -209,10 +204,11 @@ class Tuner:
                 return
             # The validation losses are as exact as the root of the lower level's gap.
             gap = min(max((0.02 * gain) ** 2, 1e-13), LOWER_GAP)
-            solved = self.solved(at.x + d, at.lower.w + np.tensordot(d, at.path, 1), gap)
+            x = np.clip(at.x + d, self.levels.low, self.levels.high)  # as far as it rounds
+            solved = self.solved(x, at.lower.w + np.tensordot(d, at.path, 1), gap)
             worst = self.worst(solved[1])
             if worst < at.worst:
-                run.at = self.derived(at.x + d, *solved)
+                run.at = self.derived(x, *solved)
                 run.curvature = _bfgs(run.curvature, d, (run.at.jacobian - at.jacobian).T @ x2)
             elif run.radius < LEAST_RADIUS:
                 return

@@ -60,11 +60,12 @@ class Encoded:
         """Rows of each group."""
         return np.array([np.sum(self.groups[part] == g) for g in self.table.groups])
 
-    def worst_loss(self, model: Any, part: str = "validation") -> float:
-        """The largest mean log loss of a group."""
-        own = np.searchsorted(model.classes_, self.y[part])
-        losses = -model.predict_log_proba(self.X[part])[np.arange(len(own)), own]
-        return max(float(losses[self.groups[part] == g].mean()) for g in self.table.groups)
+    def worst_loss(self, model: Any) -> float:
+        """The largest mean log loss of a group, on the validation part."""
+        own = np.searchsorted(model.classes_, self.y["validation"])
+        losses = -model.predict_log_proba(self.X["validation"])[np.arange(len(own)), own]
+        of = lambda g: float(losses[self.groups["validation"] == g].mean())
+        return max(of(g) for g in self.table.groups)
 
 
 def compare(
@@ -148,14 +149,13 @@ def _fits(data: Encoded, tolerance: float, bar: Any) -> Iterator[Fit]:
     for l2 in L2S:
         for eta in ETAS:
             name = f"grid, η {eta:.3g}, l2 {l2:.3g}"
-            began = time.perf_counter()
-            model, _ = timed(name, lambda e=eta, c=l2: _fitted(GroupDROClassifier(e, c), data))
-            loss = data.worst_loss(model)
-            seconds += time.perf_counter() - began
+            one = GroupDROClassifier(float(eta), float(l2))
+            (model, loss), took = timed(name, lambda one=one: _with_loss(one, data))
+            seconds += took
             if loss < least:
                 best, least = model, loss
     count = len(ETAS) * len(L2S)
-    yield Fit("grid", "DRO, grid search", best, seconds, count, float(best.eta), float(best.l2))
+    yield Fit("grid", "DRO, grid search", best, seconds, count, best.eta, best.l2)
 
     tuned = TunedGroupDROClassifier(tol=tolerance)
     held = {
@@ -169,6 +169,10 @@ def _fits(data: Encoded, tolerance: float, bar: Any) -> Iterator[Fit]:
 
 def _fitted(model: GroupDROClassifier, data: Encoded) -> GroupDROClassifier:
     return model.fit(data.X["train"], data.y["train"], data.groups["train"])
+
+
+def _with_loss(model: GroupDROClassifier, data: Encoded) -> tuple[GroupDROClassifier, float]:
+    return _fitted(model, data), data.worst_loss(model)
 
 
 def _judged(fit: Fit, data: Encoded, bootstrap: int, seed: int) -> dict[str, Any]:
