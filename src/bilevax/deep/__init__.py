@@ -1,0 +1,48 @@
+"""Deep bilevel DRO: networks whose worst group does well, trained on images.
+
+`train(Settings(data=…, out=…))` is what `bilevax deep train` calls. `ERM`, `GroupDRO` and
+`BilevelDRO` are the methods, each a step on a batch, for loops of your own.
+"""
+
+from bilevax.deep.ablate import ablate
+from bilevax.deep.bilevel import BilevelDRO
+from bilevax.deep.dominoes import dominoes
+from bilevax.deep.evaluate import evaluate
+from bilevax.deep.methods import Batch, Method
+from bilevax.deep.networks import Encoder, Model, encoder, model
+from bilevax.deep.optimizers import Optimizer
+from bilevax.deep.pixels import ImageError, Images, load
+from bilevax.deep.settings import Settings
+from bilevax.deep.tables import ImageTable, celeba, manifest, open_table, waterbirds
+from bilevax.deep.train import Trained, train
+from bilevax.deep.weighted import ERM, GroupDRO
+from bilevax.deep.weights import load_encoder, save_model
+
+__all__ = [
+    "ERM",
+    "Batch",
+    "BilevelDRO",
+    "Encoder",
+    "GroupDRO",
+    "ImageError",
+    "ImageTable",
+    "Images",
+    "Method",
+    "Model",
+    "Optimizer",
+    "Settings",
+    "Trained",
+    "ablate",
+    "celeba",
+    "dominoes",
+    "encoder",
+    "evaluate",
+    "load",
+    "load_encoder",
+    "manifest",
+    "model",
+    "open_table",
+    "save_model",
+    "train",
+    "waterbirds",
+]

@@ -1,0 +1,206 @@
+"""The paper's bilevel method for deep networks: SAPD on the penalty problem, features shared."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from bilevax.deep.layers import Statistics
+from bilevax.deep.methods import (
+    Batch,
+    Method,
+    cross_entropy,
+    encoded,
+    group_means,
+    stepped,
+    with_trained,
+)
+from bilevax.deep.networks import Model, split
+from bilevax.terms import Simplex
+from bilevax.trees import Tree
+
+LEAST_ETA = 1e-6
+SIMPLEX = Simplex()
+
+
+class Minimised(eqx.Module):
+    """x of the penalty problem, the encoder's parameters in it or, for one batch, its features."""
+
+    x1: Any
+    eta: Array
+    y1: Array
+    y2: Array
+
+
+class Maximised(eqx.Module):
+    """y of the penalty problem."""
+
+    x2: Array
+    z1: Array
+    z2: Array
+
+
+class BilevelState(eqx.Module):
+    encoder: Any
+    eta: Array
+    y1: Array
+    y2: Array
+    y: Maximised
+    slope: Maximised  # the last ∇ᵧ
+    anchor: Maximised  # y⁰
+    centre: Minimised | None  # x^k, for T > 1
+    iteration: Array  # of T
+    memory: Any
+    loss: Array
+
+
+class BilevelDRO(Method[BilevelState]):
+    """`eq:dro_nested`: a head that group DRO on training rows gives, for an encoder and an η that
+    make the worst group of the validation rows do well.
+
+    f  = x2ᵀL_val(x1, y1) + l2/2·‖x1‖²,
+    f~ = y2ᵀL_train(x1, y1) − η/2·‖y2 − 1/G‖² + l2/2·‖y1‖²; x2, y2, z2 in the simplex, η ≥ 1e-6;
+    min over x = (x1, η, y1, y2), max over y = (x2, z1, z2) of
+    P = f + ρ·(f~(x1, y1, z2) − f~(x1, z1, y2)).
+
+    An iteration of `alg:sapd` on P + L·‖x − x^k‖² − ε/(4D_y)·‖y − y⁰‖²:
+    s = (1 + θ)·∇ᵧ − θ·∇ᵧ⁻ (θ = 0 in the first of T), y ← Π(y + σs), x ← Π(x − τ∇ₓ(x, y)), with
+    σ = 1/(3L + ε/(2D_y)) if not given; after T of them x^k ← x. With T = 1 the pull to x^k is 0.
+    `optimizer`, any optax transformation, takes the step of x1 and y1 instead of τ.
+
+    Both half-steps are at the same x1 and use the same batch: features are computed once, all
+    three losses and both half-steps of heads and weights use them, and one backward pass takes
+    their gradient to x1. (The paper draws another batch for the second half-step.)
+    """
+
+    takes_validation: ClassVar[bool] = True
+
+    groups: int = eqx.field(static=True)
+    rho: Any = 100.0
+    smoothness: Any = 1000.0
+    diameter: Any = 100.0
+    epsilon: Any = 1.0
+    tau: Any = 0.01
+    sigma: Any = None
+    theta: Any = 0.1
+    eta: Any = 1.0
+    l2: Any = 0.1
+    iterations: int = eqx.field(static=True, default=1)
+    optimizer: Any = None
+    statistics: Statistics = eqx.field(static=True, default="batch")
+
+    def init(self, model: Model) -> BilevelState:
+        even = jnp.full(self.groups, 1 / self.groups, jnp.float32)
+        y = Maximised(even, model.head, even)
+        eta = jnp.asarray(self.eta, jnp.float32)
+        trained = split(model.encoder)[0]
+        return BilevelState(
+            encoder=model.encoder,
+            eta=eta,
+            y1=model.head,
+            y2=even,
+            y=y,
+            slope=jax.tree.map(jnp.zeros_like, y),
+            anchor=y,
+            centre=Minimised(trained, eta, model.head, even) if self.iterations > 1 else None,
+            iteration=jnp.zeros((), jnp.int32),
+            memory=self.optimizer and self.optimizer.init((trained, model.head)),
+            loss=jnp.zeros((), jnp.float32),
+        )
+
+    def model(self, state: BilevelState) -> Model:
+        return Model(state.encoder, state.y1)
+
+    def seen(self, state: BilevelState) -> dict[str, Array]:
+        return {
+            "loss": state.loss,
+            "eta": state.eta,
+            "weights": state.y2,
+            "validation weights": state.y.x2,
+        }
+
+    def value(self, x: Minimised, y: Maximised, batch: Batch) -> tuple[Array, Array]:
+        """P without l2/2·‖x1‖², at features x.x1, and the upper level's part of it."""
+
+        def losses(head: Array, rows: slice) -> Array:
+            own = cross_entropy(x.x1[rows] @ head.T, batch.label[rows])
+            return group_means(own, batch.group[rows], self.groups)
+
+        train, held = slice(batch.train), slice(batch.train, None)
+
+        def lower(head: Array, weights: Array) -> Array:
+            far = jnp.sum((weights - 1 / self.groups) ** 2)
+            size = jnp.sum(head * head)
+            return jnp.sum(weights * losses(head, train)) - x.eta / 2 * far + self.l2 / 2 * size
+
+        upper = jnp.sum(y.x2 * losses(x.y1, held))
+        return upper + self.rho * (lower(x.y1, y.z2) - lower(y.z1, x.y2)), upper
+
+    def step(self, state: BilevelState, batch: Batch) -> BilevelState:
+        features, pull_back, encoder = encoded(state.encoder, batch.images, self.statistics)
+        at = Minimised(features, state.eta, state.y1, state.y2)
+        y, slope = self._ascended(state, at, batch)
+        slopes, loss = jax.grad(self.value, has_aux=True)(at, y, batch)
+        trained = split(state.encoder)[0]
+        x = dataclasses.replace(at, x1=trained)
+        own = jax.tree.map(lambda g, a: g + self.l2 * a, pull_back(slopes.x1), trained)
+        gradient = dataclasses.replace(slopes, x1=own)
+        if state.centre is not None:
+            gradient = jax.tree.map(
+                lambda g, a, c: g + 2 * self.smoothness * (a - c), gradient, x, state.centre
+            )
+        x, memory = self._descended(x, gradient, state.memory)
+        iteration = (state.iteration + 1) % self.iterations
+        return BilevelState(
+            encoder=with_trained(encoder, x.x1),
+            eta=x.eta,
+            y1=x.y1,
+            y2=x.y2,
+            y=y,
+            slope=slope,
+            anchor=state.anchor,
+            centre=state.centre and _where(iteration == 0, x, state.centre),
+            iteration=iteration,
+            memory=memory,
+            loss=loss,
+        )
+
+    def _ascended(
+        self, state: BilevelState, at: Minimised, batch: Batch
+    ) -> tuple[Maximised, Maximised]:
+        """y after its step, and ∇ᵧ."""
+        weight = self.epsilon / (2 * self.diameter)
+        sigma = 1 / (3 * self.smoothness + weight) if self.sigma is None else self.sigma
+        theta = jnp.where(state.iteration == 0, 0, self.theta)
+        own, _ = jax.grad(self.value, argnums=1, has_aux=True)(at, state.y, batch)
+        slope = jax.tree.map(lambda g, a, c: g - weight * (a - c), own, state.y, state.anchor)
+        y = jax.tree.map(
+            lambda a, s, last: a + sigma * ((1 + theta) * s - theta * last),
+            state.y,
+            slope,
+            state.slope,
+        )
+        return Maximised(_to_simplex(y.x2), y.z1, _to_simplex(y.z2)), slope
+
+    def _descended(self, x: Minimised, gradient: Minimised, memory: Any) -> tuple[Minimised, Any]:
+        new = jax.tree.map(lambda a, g: a - self.tau * g, x, gradient)
+        if self.optimizer is not None:
+            (x1, y1), memory = stepped(
+                self.optimizer, (gradient.x1, gradient.y1), memory, (x.x1, x.y1)
+            )
+            new = dataclasses.replace(new, x1=x1, y1=y1)
+        eta = jnp.maximum(new.eta, LEAST_ETA)
+        return dataclasses.replace(new, eta=eta, y2=_to_simplex(new.y2)), memory
+
+
+def _to_simplex(weights: Array) -> Array:
+    return SIMPLEX.prox(weights, jnp.ones((), weights.dtype))
+
+
+def _where(condition: Array, a: Tree, b: Tree) -> Tree:
+    return jax.tree.map(lambda new, old: jnp.where(condition, new, old), a, b)

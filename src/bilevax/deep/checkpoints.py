@@ -1,0 +1,421 @@
+"""The checkpoints of a training run: complete or not there, and read only if whole.
+
+    folder/best.json               the best step (and the one before it)
+    folder/step-00000120/state/    the arrays, by orbax
+                         leaves.json   key, shape and dtype of each
+                         about.json    what the run has to say
+                         digests.json  of all of these files
+
+A name that ends in ~ is of a save under way, or of one that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from bilevax import arguments
+from bilevax.trees import Tree
+
+ARRAYS = jax.Array | np.ndarray
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+STEP = re.compile(r"step-(\d{8,})(\.old~)?")  # .old~: killed while another took its place
+LEFTOVER = re.compile(r"step-\d{8,}\.(new|old|gone)~")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What was saved at a step: its arrays, where `like` has them, and what the run said."""
+
+    step: int
+    state: Tree
+    about: dict[str, Any]
+
+
+class Checkpoints:
+    """The states of a training run in a folder: the last two, and the best.
+
+    With several processes all of them call each method, and all see the same folder.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder).absolute()
+        self._at: int | None = None  # the step that this run saved or took up last
+
+    def steps(self) -> list[int]:
+        """The steps in the folder, damaged ones too."""
+        if not self.folder.is_dir():
+            return []
+        found = (STEP.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted({int(match[1]) for match in found if match})
+
+    def save(self, step: int, state: Tree, about: dict[str, Any], *, best: bool) -> None:
+        """Save a step, and only then remove those no longer kept.
+
+        A run that was taken up before the last step, as that one was damaged, replaces it.
+        """
+        arguments.whole(step, "step", 0)
+        said, leaves = _json(about), _leaves(state, ARRAYS)
+        present = self.steps()
+        latest = max(present, default=0) if self._at is None else self._at
+        if step < latest:
+            raise ValueError(
+                f"{self.folder} holds step {latest}, later than {step}: resume from it, or save "
+                "to another folder"
+            )
+        earlier = [other for other in present if other <= latest and other != step]
+        new = self.folder / f"{_name(step)}.new~"
+
+        def begin() -> None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._tidy()
+            new.mkdir()
+
+        def end() -> None:
+            _write(new / "leaves.json", json.dumps([_looks(*leaf) for leaf in leaves]))
+            _write(new / "about.json", said)
+            _write(new / "digests.json", json.dumps(_digests(new), indent=1))
+            for path in [new, *new.rglob("*")]:
+                _sync(path)
+            # Named before it is there: until then the name before it counts.
+            named = [name for name in self._named() if name in earlier][:1]
+            _replace(self.folder / "best.json", json.dumps([step, *named] if best else named))
+            self._place(new, step)
+
+        try:
+            _first(begin)
+            _write_arrays(new / "state", [leaf for _, leaf in leaves])
+            _first(end)
+        except BaseException as error:
+            if jax.process_index() == 0:
+                shutil.rmtree(new, ignore_errors=True)
+            if _no_room(error):
+                raise OSError(errno.ENOSPC, self._no_room(step, present)) from error
+            raise
+        self._at = step
+        _first(lambda: self._prune(step, earlier))
+
+    def last(self, like: Tree) -> Saved | None:
+        """The last step that is whole, with the shapes and shardings of `like`; None if none is."""
+        return self._read("last", like)
+
+    def best(self, like: Tree) -> Saved | None:
+        """The best step; with a warning the last if that is damaged or none was called best."""
+        return self._read("best", like)
+
+    def about(self, which: Literal["last", "best"] = "last") -> dict[str, Any] | None:
+        """What the run said at that step: enough to build a `like` from its settings."""
+        step = self._choose(which)
+        return None if step is None else json.loads((self._path(step) / "about.json").read_bytes())
+
+    def _read(self, which: Literal["last", "best"], like: Tree) -> Saved | None:
+        leaves = _leaves(like, ARRAYS | jax.ShapeDtypeStruct)
+        step = self._choose(which)
+        if step is None:
+            return None
+        path = self._path(step)
+        saved = json.loads((path / "leaves.json").read_bytes())
+        _check_same(saved, [_looks(*leaf) for leaf in leaves], path)
+        arrays = _read_arrays(path / "state", [leaf for _, leaf in leaves])
+        self._at = step
+        state = jax.tree.unflatten(jax.tree.structure(like), arrays)
+        return Saved(step, state, json.loads((path / "about.json").read_bytes()))
+
+    def _choose(self, which: Literal["last", "best"]) -> int | None:
+        step = _first(lambda: self._search(which))
+        return None if step < 0 else step
+
+    def _search(self, which: Literal["last", "best"]) -> int:
+        """The step to read, -1 if there is none at all; a damaged one is warned of and passed."""
+        steps = self.steps()[::-1]
+        if which == "best" and steps:
+            found = next((step for step in self._named() if step in steps), None)
+            if found is None:
+                arguments.warn(
+                    f"{self.folder / 'best.json'} names no step that is there; using the last",
+                    RuntimeWarning,
+                )
+            else:
+                steps = [found, *(step for step in steps if step != found)]
+        wrong = []
+        for step in steps:
+            path = self._path(step)
+            damage = _damage(path)
+            if damage is None:
+                return step
+            wrong.append(f"{path}: {damage}")
+            if step != steps[-1]:
+                then = "the one before it" if which == "last" else "the last that is whole"
+                arguments.warn(f"{path} is damaged: {damage}; using {then}", RuntimeWarning)
+        if wrong:
+            raise ValueError(
+                "no checkpoint is whole; begin again in another folder, or put back a copy:\n  "
+                + "\n  ".join(wrong)
+            )
+        return -1
+
+    def _named(self) -> list[int]:
+        """The steps called best, latest first; none if the file is not there or damaged."""
+        try:
+            named = json.loads((self.folder / "best.json").read_bytes())
+        except (OSError, ValueError):
+            return []
+        return [step for step in named if type(step) is int] if isinstance(named, list) else []
+
+    def _path(self, step: int) -> Path:
+        path = self.folder / _name(step)
+        old = self.folder / f"{_name(step)}.old~"
+        return old if not path.exists() and old.exists() else path
+
+    def _tidy(self) -> None:
+        """Remove what killed runs left, but for a step that was about to be replaced."""
+        for path in self.folder.iterdir():
+            if not LEFTOVER.fullmatch(path.name):
+                continue
+            name, _, kind = path.name.partition(".")
+            if kind == "old~" and not (self.folder / name).exists():
+                path.rename(self.folder / name)
+            else:
+                shutil.rmtree(path)
+
+    def _place(self, new: Path, step: int) -> None:
+        path = self.folder / _name(step)
+        old = self.folder / f"{_name(step)}.old~"
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+        _sync(self.folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _prune(self, step: int, earlier: list[int]) -> None:
+        keep = {step, *earlier[-1:], *self._named()[:1]}
+        for other in set(self.steps()) - keep:
+            # What is half removed must not look like a damaged checkpoint. What cannot be
+            # removed now is tried again at the next save.
+            gone = self.folder / f"{_name(other)}.gone~"
+            with contextlib.suppress(OSError):
+                self._path(other).rename(gone)
+                shutil.rmtree(gone)
+
+    def _no_room(self, step: int, present: list[int]) -> str:
+        names = ", ".join(_name(other) for other in present)
+        kept = f"the earlier {names} are untouched" if present else "none was saved before"
+        return (
+            f"no room in {self.folder} for the checkpoint of step {step}; {kept}: free space "
+            "there and resume"
+        )
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _json(about: dict[str, Any]) -> str:
+    try:
+        return json.dumps(about, indent=1)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"about must be JSON: {error}") from None
+
+
+def _first(work: Callable[[], int | None]) -> int:
+    """What process 0 finds when it does this work; the others wait, and fail if it does."""
+    failure, found = None, None
+    if jax.process_index() == 0:
+        try:
+            found = work()
+        except Exception as error:
+            failure = error
+    answer = np.asarray([failure is not None, found or 0], np.int32)
+    if jax.process_count() > 1:
+        answer = multihost_utils.broadcast_one_to_all(answer)  # a barrier too
+    if failure is not None:
+        raise failure
+    if answer[0]:
+        raise RuntimeError("the checkpoints' process 0 failed; its error says why")
+    return int(answer[1])
+
+
+# The arrays
+
+
+def _leaves(tree: Tree, kinds: Any) -> list[tuple[str, Any]]:
+    """The arrays of a state with their keys: orbax gets them numbered, whatever holds them."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        key = jax.tree_util.keystr(path) or "the state"
+        if not isinstance(leaf, kinds):
+            raise TypeError(
+                f"{key} must be an array, not {type(leaf).__name__}: make it one, or leave it "
+                "out by eqx.filter(state, eqx.is_array)"
+            )
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise TypeError(f"{key} is a typed random key: store jax.random.key_data of it")
+        found.append((key, leaf))
+    return found
+
+
+def _looks(key: str, leaf: Any) -> list[Any]:
+    return [key, list(leaf.shape), str(leaf.dtype)]
+
+
+def _check_same(saved: list[Any], here: list[Any], path: Path) -> None:
+    """Refuse a state of another run, at the first array that differs."""
+    other = f"{path} is of another run: "
+    keys, known = [key for key, *_ in here], [key for key, *_ in saved]
+    for key in keys:
+        if key not in known:
+            raise ValueError(f"{other}it has no {key}")
+    for key in known:
+        if key not in keys:
+            raise ValueError(f"{other}it has {key}, which this state has not")
+    for (key, shape, dtype), (name, its_shape, its_dtype) in zip(here, saved):
+        if key != name:
+            raise ValueError(f"{other}{name} is where this state has {key}")
+        if shape != its_shape:
+            raise ValueError(f"{other}{key} has shape {tuple(its_shape)}, not {tuple(shape)}")
+        if dtype != its_dtype:
+            raise ValueError(f"{other}{key} is of {its_dtype}, not {dtype}")
+
+
+def _local(leaf: Any) -> bool:
+    """Whether this process has all of an array, so that it can go through NumPy."""
+    sharding = getattr(leaf, "sharding", None)
+    return sharding is None or sharding.is_fully_addressable
+
+
+def _write_arrays(path: Path, leaves: list[Any]) -> None:
+    # Orbax refuses empty arrays, and with several processes those that each holds for itself.
+    several = jax.process_count() > 1
+    numbered = {
+        f"{i:06d}": np.asarray(leaf) if several and _local(leaf) else leaf
+        for i, leaf in enumerate(leaves)
+        if leaf.size
+    }
+    if not numbered:
+        raise ValueError("the state holds no numbers to save")
+    import orbax.checkpoint as ocp
+
+    with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        checkpointer.save(path, args=ocp.args.StandardSave(numbered))
+
+
+def _read_arrays(path: Path, like: list[Any]) -> list[Any]:
+    wanted = {
+        f"{i:06d}": np.empty(leaf.shape, leaf.dtype)
+        if _local(leaf)
+        else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        for i, leaf in enumerate(like)
+        if leaf.size
+    }
+    import orbax.checkpoint as ocp
+
+    with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        found = checkpointer.restore(path, args=ocp.args.StandardRestore(wanted))
+    empty = lambda leaf: np.empty(leaf.shape, leaf.dtype)
+    return [_put(found.get(f"{i:06d}", empty(leaf)), leaf) for i, leaf in enumerate(like)]
+
+
+def _put(found: Any, like: Any) -> Any:
+    """Back to where `like` is; free to move if that is, lest jit refuse it beside others."""
+    if isinstance(like, np.ndarray) or isinstance(found, jax.Array):
+        return found
+    bound = like.sharding is not None and getattr(like, "committed", True)
+    return jax.device_put(found, like.sharding if bound else None)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Orbax logs the traceback of each of its threads that fails; the exception says it once."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+# The files
+
+
+def _digest(path: Path, name: str) -> str:
+    digest = hashlib.blake2b(name.encode() + b"\0", digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _digests(folder: Path) -> dict[str, Any]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    files = {name: _digest(path, name) for name, path in zip(names, paths)}
+    return {"files": files, "all": _digest_of_all(files)}
+
+
+def _digest_of_all(files: dict[str, str]) -> str:
+    listed = json.dumps(sorted(files.items())).encode()
+    return hashlib.blake2b(listed, digest_size=16).hexdigest()
+
+
+def _damage(folder: Path) -> str | None:
+    """What is wrong with the first file that is; None if the checkpoint is whole."""
+    name = "digests.json"
+    try:
+        digests = json.loads((folder / name).read_bytes())
+        if digests["all"] != _digest_of_all(digests["files"]):
+            return f"{name} was changed"
+        for name, digest in digests["files"].items():
+            if _digest(folder / name, name) != digest:
+                return f"{name} was changed or cut short"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{name} was changed or cut short"
+    return None
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(path.name + "~")
+    _write(new, text)
+    _sync(new)
+    new.replace(path)
+
+
+def _sync(path: Path) -> None:
+    """Down to the disk; a folder's names too, where the system can."""
+    if os.name != "posix" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _no_room(error: BaseException) -> bool:
+    """Whether the disk is full; of orbax's errors only the text says so."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in NO_ROOM
+    return any(os.strerror(number) in str(error) for number in NO_ROOM)

@@ -1,0 +1,66 @@
+"""Where arrays lie: rows of a batch spread over all devices, everything else on each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from bilevax.data import replicated
+from bilevax.trees import Tree
+
+
+class Devices:
+    """All devices of all processes, in one line."""
+
+    def __init__(self) -> None:
+        self.mesh = Mesh(np.asarray(jax.devices()), ("rows",))
+
+    @property
+    def count(self) -> int:
+        return self.mesh.size
+
+    def everywhere(self, tree: Tree) -> Tree:
+        """A copy of each array on every device."""
+        return replicated(tree, self.mesh)
+
+    def sharding(self, axis: int = 0) -> NamedSharding:
+        """Rows, which are along this axis, divided among the devices."""
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, "rows"))
+
+    def spread(self, rows: np.ndarray, axis: int = 0) -> Array:
+        """An array that every process has, with its rows divided."""
+        return jax.make_array_from_callback(
+            rows.shape, self.sharding(axis), lambda index: rows[index]
+        )
+
+    def own(self, count: int) -> slice:
+        """Which of so many rows are for the devices of this process."""
+        each = count // jax.process_count()
+        return slice(each * jax.process_index(), each * (jax.process_index() + 1))
+
+    def joined(self, own: np.ndarray, count: int) -> Array:
+        """The array of so many rows of which every process has its own."""
+        return jax.make_array_from_process_local_data(self.sharding(), own, (count, *own.shape[1:]))
+
+    def check(self, rows: int, what: str) -> None:
+        """Refuse a batch that cannot be divided."""
+        if rows % self.count:
+            raise ValueError(
+                f"{what} must be a multiple of the {self.count} devices, which share the rows of "
+                f"a batch evenly, not {rows}"
+            )
+
+
+def first() -> bool:
+    """Whether this process is the one that writes and prints."""
+    return jax.process_index() == 0
+
+
+def memory() -> float:
+    """Bytes that a device has; infinite where it does not say."""
+    stats: dict[str, Any] | None = jax.local_devices()[0].memory_stats()
+    return float((stats or {}).get("bytes_limit", np.inf))

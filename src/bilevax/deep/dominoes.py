@@ -1,0 +1,169 @@
+"""Dominoes: a piece of clothing below to tell apart, a digit above that misleads.
+
+The benchmark of Shah et al. (2020) and Kirichenko et al. (2023) with Fashion-MNIST and MNIST, by
+default coats against dresses, with zeros and ones.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from bilevax.arguments import one_number, whole
+from bilevax.deep.batches import shuffled
+from bilevax.deep.pixels import Images
+from bilevax.deep.tables import SPLITS, group_counts
+
+#: Fashion-MNIST's labels.
+CLOTHES = (
+    "t-shirt", "trouser", "pullover", "dress", "coat",
+    "sandal", "shirt", "sneaker", "bag", "ankle boot",
+)  # fmt: skip
+COAT, DRESS = 4, 3
+_SIDE, _PADDING = 28, 2
+
+
+def dominoes(
+    folder: str | os.PathLike[str],
+    correlation: float = 0.95,
+    *,
+    classes: tuple[int, int] = (COAT, DRESS),
+    digits: tuple[int, int] = (0, 1),
+    validation: float = 0.2,
+    validation_correlation: float = 0.5,
+    seed: int = 0,
+) -> Images:
+    """Images of 64 × 32 pixels from the idx files in `folder`/mnist and `folder`/fashion-mnist.
+
+    `correlation` is the share of each class whose digit is the one that goes with the class, to
+    the nearest image: in training. In the validation images, a share `validation` of the published
+    training images, it is `validation_correlation`; in the test images one half.
+
+    Both classes have the same number of images, as many as the scarcest of the four kinds of
+    pictures allows, so that no picture is used twice, be it clothing or a digit.
+    """
+    for share, name in (
+        (correlation, "correlation"),
+        (validation, "validation"),
+        (validation_correlation, "validation_correlation"),
+    ):
+        number = one_number(share, name)
+        if number is None or not 0 <= number <= 1:
+            raise ValueError(f"{name} must be a share between 0 and 1, not {share}")
+    whole(seed, "seed", 0)
+    _two_of(classes, "classes")
+    _two_of(digits, "digits")
+    published = [_pools(Path(folder), kind, classes, digits, seed) for kind in ("train", "t10k")]
+    most = [min(len(pool) for pair in pools for pool in pair) for pools in published]
+    held = round(validation * most[0])
+    parts = (
+        # pools, from which picture of each to which, correlation
+        (published[0], 0, most[0] - held, correlation),
+        (published[0], most[0] - held, most[0], validation_correlation),
+        (published[1], 0, most[1], 0.5),
+    )
+    pixels, group, split = [], [], []
+    for s, ((clothes, figures), first, last, share) in enumerate(parts):
+        # Digit d goes to `agree` images of class d, and to the rest of the other class.
+        agree = round(share * (last - first))
+        for y in (0, 1):
+            for d in (0, 1):
+                size = agree if y == d else last - first - agree
+                below = clothes[y][_piece(first, last, agree, y == d)]
+                above = figures[d][_piece(first, last, agree, y == d)]
+                pixels.append(_stacked(above, below))
+                group.append(np.full(size, 2 * y + d, np.int32))
+                split.append(np.full(size, s, np.int8))
+    groups, splits = np.concatenate(group), np.concatenate(split)
+    names = tuple(f"{CLOTHES[c]} with {d}" for c in classes for d in digits)
+    for s, g in zip(*np.nonzero(group_counts(splits, groups, 4) == 0)):
+        raise ValueError(
+            f"no image of the group {names[g]!r} is in {SPLITS[s]}: every group must be in every "
+            "split; choose correlations and a validation share farther from 0 and 1"
+        )
+    return Images(
+        name="dominoes",
+        label=groups // 2,
+        group=groups,
+        split=splits,
+        classes=tuple(CLOTHES[c] for c in classes),
+        groups=names,
+        size=(2 * (_SIDE + 2 * _PADDING), _SIDE + 2 * _PADDING),
+        pixels=np.concatenate(pixels),
+    )
+
+
+def _two_of(numbers: tuple[int, int], name: str) -> None:
+    if len(numbers) != 2 or len({n for n in numbers if n in range(10)}) != 2:
+        raise ValueError(f"{name} must be two different numbers from 0 to 9, not {numbers}")
+
+
+def _piece(first: int, last: int, agree: int, agrees: bool) -> slice:
+    return slice(first, first + agree) if agrees else slice(first + agree, last)
+
+
+def _pools(
+    folder: Path, kind: str, classes: tuple[int, int], digits: tuple[int, int], seed: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The pictures of each class and of each digit, shuffled."""
+    both = []
+    for number, (name, wanted) in enumerate((("fashion-mnist", classes), ("mnist", digits))):
+        pictures, labels = _read_pair(folder / name, kind)
+        pools = []
+        for label in wanted:
+            rows = np.flatnonzero(labels == label)
+            if not len(rows):
+                raise ValueError(f"{folder / name}: no picture of {kind} has the label {label}")
+            order = shuffled(len(rows), seed, number, int(label), kind == "train")
+            pools.append(pictures[rows[order]])
+        both.append(pools)
+    return both[0], both[1]
+
+
+def _stacked(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    around = ((0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING))
+    grey = np.concatenate([np.pad(above, around), np.pad(below, around)], axis=1)
+    return np.repeat(grey[..., None], 3, axis=-1)
+
+
+def _read_pair(folder: Path, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    pictures = read_idx(folder / f"{kind}-images-idx3-ubyte", 3)
+    labels = read_idx(folder / f"{kind}-labels-idx1-ubyte", 1)
+    if len(pictures) != len(labels) or pictures.shape[1:] != (_SIDE, _SIDE):
+        raise ValueError(
+            f"{folder}: {kind} has {len(labels)} labels and pictures of shape {pictures.shape}; "
+            f"there must be one label for each picture of {_SIDE}×{_SIDE}"
+        )
+    return pictures, labels
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """An idx file, as it is or with .gz: 0, 0, 8, the number of sizes, the sizes, the bytes."""
+    packed = path.with_name(path.name + ".gz")
+    path = path if path.is_file() else packed
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {packed}, and none without .gz")
+    data = path.read_bytes()
+    if path == packed:
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} cannot be unpacked: {error}; fetch it again") from None
+    start = 4 + 4 * dimensions
+    if data[:4] != bytes((0, 0, 8, dimensions)) or len(data) < start:
+        raise ValueError(
+            f"{path} starts with {data[:4].hex(' ') or 'nothing'}, not 00 00 08 {dimensions:02x}: "
+            f"it is no idx file of bytes with {dimensions} dimensions"
+        )
+    shape = tuple(np.frombuffer(data[4:start], ">u4").tolist())
+    if len(data) - start != math.prod(shape):
+        raise ValueError(
+            f"{path} says {' × '.join(map(str, shape))} and has {len(data) - start} bytes for "
+            "them; fetch it again"
+        )
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -1,0 +1,228 @@
+"""Encoders: images to features. Fields are named as torchvision names its parameters."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from bilevax.deep.layers import BatchNorm, Conv, Statistics, max_pool
+from bilevax.trees import Tree
+
+
+class Encoder(eqx.Module):
+    """Enc(a; x1) of the paper. Parameters are float32; it computes in the dtype of its images."""
+
+    features: eqx.AbstractVar[int]
+
+    @abc.abstractmethod
+    def __call__(self, images: Array, statistics: Statistics) -> tuple[Array, Encoder]:
+        """Features in float32, [batch, features], and itself with what batch norm has seen."""
+
+
+class CNN(Encoder):
+    """Three 3 × 3 convolutions with stride 2, batch norm and ReLU; the mean over the picture."""
+
+    layers: tuple[tuple[Conv, BatchNorm], ...]
+    features: int = eqx.field(static=True)
+
+    @classmethod
+    def new(cls, *, key: Array, channels: tuple[int, ...] = (3, 32, 64, 128)) -> CNN:
+        keys = jax.random.split(key, len(channels) - 1)
+        sizes = zip(channels, channels[1:], keys)
+        layers = tuple((Conv.new(a, b, 3, 2, key=k), BatchNorm.new(b)) for a, b, k in sizes)
+        return cls(layers=layers, features=channels[-1])
+
+    def __call__(self, images: Array, statistics: Statistics) -> tuple[Array, CNN]:
+        x, layers = images, []
+        for conv, norm in self.layers:
+            x, norm = norm(conv(x), statistics)
+            x = jax.nn.relu(x)
+            layers.append((conv, norm))
+        return pooled(x), dataclasses.replace(self, layers=tuple(layers))
+
+
+class Basic(eqx.Module):
+    """Two 3 × 3 convolutions beside a shortcut: ResNet-18 and 34."""
+
+    conv1: Conv
+    bn1: BatchNorm
+    conv2: Conv
+    bn2: BatchNorm
+    downsample: tuple[Conv, BatchNorm] | None
+
+    @classmethod
+    def new(cls, inputs: int, width: int, stride: int, *, key: Array) -> Basic:
+        a, b, c = jax.random.split(key, 3)
+        return cls(
+            conv1=Conv.new(inputs, width, 3, stride, key=a),
+            bn1=BatchNorm.new(width),
+            conv2=Conv.new(width, width, 3, key=b),
+            bn2=BatchNorm.new(width),
+            downsample=_shortcut(inputs, width, stride, c),
+        )
+
+    def __call__(self, x: Array, statistics: Statistics) -> tuple[Array, Basic]:
+        y, bn1 = self.bn1(self.conv1(x), statistics)
+        y, bn2 = self.bn2(self.conv2(jax.nn.relu(y)), statistics)
+        short, downsample = _short(self.downsample, x, statistics)
+        moved = dataclasses.replace(self, bn1=bn1, bn2=bn2, downsample=downsample)
+        return jax.nn.relu(y + short), moved
+
+
+class Bottleneck(eqx.Module):
+    """1 × 1, 3 × 3 (with the stride) and 1 × 1 to four times the width: ResNet-50."""
+
+    conv1: Conv
+    bn1: BatchNorm
+    conv2: Conv
+    bn2: BatchNorm
+    conv3: Conv
+    bn3: BatchNorm
+    downsample: tuple[Conv, BatchNorm] | None
+
+    @classmethod
+    def new(cls, inputs: int, width: int, stride: int, *, key: Array) -> Bottleneck:
+        a, b, c, d = jax.random.split(key, 4)
+        return cls(
+            conv1=Conv.new(inputs, width, 1, key=a),
+            bn1=BatchNorm.new(width),
+            conv2=Conv.new(width, width, 3, stride, key=b),
+            bn2=BatchNorm.new(width),
+            conv3=Conv.new(width, 4 * width, 1, key=c),
+            bn3=BatchNorm.new(4 * width),
+            downsample=_shortcut(inputs, 4 * width, stride, d),
+        )
+
+    def __call__(self, x: Array, statistics: Statistics) -> tuple[Array, Bottleneck]:
+        y, bn1 = self.bn1(self.conv1(x), statistics)
+        y, bn2 = self.bn2(self.conv2(jax.nn.relu(y)), statistics)
+        y, bn3 = self.bn3(self.conv3(jax.nn.relu(y)), statistics)
+        short, downsample = _short(self.downsample, x, statistics)
+        moved = dataclasses.replace(self, bn1=bn1, bn2=bn2, bn3=bn3, downsample=downsample)
+        return jax.nn.relu(y + short), moved
+
+
+def _shortcut(inputs: int, outputs: int, stride: int, key: Array) -> Any:
+    if stride == 1 and inputs == outputs:
+        return None
+    return Conv.new(inputs, outputs, 1, stride, key=key), BatchNorm.new(outputs)
+
+
+def _short(downsample: Any, x: Array, statistics: Statistics) -> tuple[Array, Any]:
+    if downsample is None:
+        return x, None
+    conv, norm = downsample
+    y, norm = norm(conv(x), statistics)
+    return y, (conv, norm)
+
+
+STAGES = ("layer1", "layer2", "layer3", "layer4")
+
+
+class ResNet(Encoder):
+    """He et al. 2016, without the last layer."""
+
+    conv1: Conv
+    bn1: BatchNorm
+    layer1: tuple[Any, ...]
+    layer2: tuple[Any, ...]
+    layer3: tuple[Any, ...]
+    layer4: tuple[Any, ...]
+    features: int = eqx.field(static=True)
+
+    @classmethod
+    def new(
+        cls, block: type[Basic] | type[Bottleneck], depths: tuple[int, ...], *, key: Array
+    ) -> ResNet:
+        first, *keys = jax.random.split(key, 1 + sum(depths))
+        wider = 4 if block is Bottleneck else 1
+        inputs, layers, left = 64, [], iter(keys)
+        for number, depth in enumerate(depths):
+            width, blocks = 64 << number, []
+            for place in range(depth):
+                stride = 2 if number > 0 and place == 0 else 1
+                blocks.append(block.new(inputs, width, stride, key=next(left)))
+                inputs = wider * width
+            layers.append(tuple(blocks))
+        stem = {"conv1": Conv.new(3, 64, 7, 2, key=first), "bn1": BatchNorm.new(64)}
+        return cls(**stem, **dict(zip(STAGES, layers)), features=inputs)
+
+    def __call__(self, images: Array, statistics: Statistics) -> tuple[Array, ResNet]:
+        x, bn1 = self.bn1(self.conv1(images), statistics)
+        x = max_pool(jax.nn.relu(x))
+        layers = []
+        for blocks in (getattr(self, name) for name in STAGES):
+            moved = []
+            for block in blocks:
+                x, block = block(x, statistics)
+                moved.append(block)
+            layers.append(tuple(moved))
+        return pooled(x), dataclasses.replace(self, bn1=bn1, **dict(zip(STAGES, layers)))
+
+
+def pooled(x: Array) -> Array:
+    """The mean over the picture."""
+    return jnp.mean(x.astype(jnp.float32), axis=(1, 2))
+
+
+ENCODERS: dict[str, Callable[[Array], Encoder]] = {
+    "cnn": lambda key: CNN.new(key=key),
+    "resnet18": lambda key: ResNet.new(Basic, (2, 2, 2, 2), key=key),
+    "resnet34": lambda key: ResNet.new(Basic, (3, 4, 6, 3), key=key),
+    "resnet50": lambda key: ResNet.new(Bottleneck, (3, 4, 6, 3), key=key),
+}
+
+
+def encoder(name: str, key: Array) -> Encoder:
+    """A new encoder with random parameters."""
+    if name not in ENCODERS:
+        raise ValueError(f"there is no network {name!r}; there are {', '.join(ENCODERS)}")
+    return ENCODERS[name](key)
+
+
+class Model(eqx.Module):
+    """An encoder (x1) and a linear head without bias (y1), [classes, features]."""
+
+    encoder: Encoder
+    head: Array
+
+    def logits(self, images: Array) -> Array:
+        """With the statistics of batch norm collected in training."""
+        features, _ = self.encoder(images, "running")
+        return features @ self.head.T
+
+
+def model(name: str, classes: int, key: Array) -> Model:
+    """A new encoder, and a head as torch begins it: uniform in ±1/√features."""
+    below, above = jax.random.split(key)
+    made = encoder(name, below)
+    edge = made.features**-0.5
+    head = jax.random.uniform(above, (classes, made.features), jnp.float32, -edge, edge)
+    return Model(made, head)
+
+
+def named_arrays(tree: Tree) -> dict[str, Array]:
+    """All arrays by the names of torchvision: `layer1.0.conv1.weight`."""
+    return {
+        ".".join(_part(key) for key in path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _part(key: Any) -> str:
+    return str(key.name if isinstance(key, jax.tree_util.GetAttrKey) else key.idx)
+
+
+def split(tree: Tree) -> tuple[Tree, Tree]:
+    """What is trained, and the running statistics of batch norm; `eqx.combine` joins them."""
+    trained = jax.tree_util.tree_map_with_path(
+        lambda path, _: not _part(path[-1]).startswith("running_"), tree
+    )
+    return eqx.partition(tree, trained)

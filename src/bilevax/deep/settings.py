@@ -1,0 +1,199 @@
+"""All settings of a training run, as flags, as a file and as a Python object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import tyro
+
+from bilevax.arguments import non_negative, positive, whole
+from bilevax.deep.networks import ENCODERS
+
+Network = Literal["cnn", "resnet18", "resnet34", "resnet50"]
+MethodName = Literal["bilevel", "group-dro", "erm"]
+assert get_args(Network) == tuple(ENCODERS)
+
+#: Settings that a resumed run may change: the steps it takes are the same.
+FREE = ("data", "out", "cache", "memory_gb", "workers", "patience", "save_every", "chunk")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How to train a network whose worst group does well."""
+
+    data: Annotated[Path, tyro.conf.Positional] = Path()
+    """A folder of Waterbirds, of CelebA, or with mnist/ and fashion-mnist/ (dominoes); or a CSV
+    with the columns filename, label, group, split."""
+    out: Path = Path("deep")
+    """The folder for checkpoints, logs, results.json and model.safetensors."""
+
+    method: MethodName = "bilevel"
+    """The bilevel method, group DRO with exponentiated weights, or plain training."""
+    network: Network = "resnet50"
+    """The encoder."""
+    weights: Path | None = None
+    """Pretrained weights, a .safetensors file as torchvision or timm name them."""
+    batch_norm: Literal["batch", "frozen"] = "batch"
+    """Normalise with a batch's own statistics, or with the stored ones throughout."""
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """What the network computes in; auto is bfloat16 on an accelerator. Parameters are float32."""
+
+    batch: int = 128
+    """Training rows of a batch; the bilevel method takes as many validation rows too."""
+    epochs: int = 20
+    """Passes over as many rows as there are training rows."""
+    patience: int | None = None
+    """Stop after so many epochs without a better worst group on the validation rows."""
+    seed: int = 0
+    """Of the first parameters, the order of rows, the augmentation and the dominoes."""
+
+    optimizer: Literal["sgd", "adam", "none"] = "sgd"
+    """The step of the network's parameters; none is the paper's plain step τ (bilevel only)."""
+    learning_rate: float = 0.01
+    """Of the optimizer."""
+    momentum: float = 0.9
+    """Of sgd, or the first of adam's two."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Whether the learning rate stays, or falls to 0 over all epochs."""
+    l2: float = 1e-4
+    """λ: times half the squared parameters."""
+
+    eta: float | None = None
+    """η of the group weights: where the bilevel method begins (1), or group DRO's own (0)."""
+    rho: float = 1.0
+    """ρ, the penalty on the lower level's gap."""
+    smoothness: float = 10.0
+    """L, which sets the step σ = 1/(3L + ε/(2D)) of the maximised block."""
+    diameter: float = 100.0
+    """D, of the maximised block."""
+    epsilon: float = 1.0
+    """ε of that block's regulariser."""
+    tau: float = 0.1
+    """τ, the step of the minimised block (of η and the group weights, if there is an optimizer)."""
+    theta: float = 0.1
+    """θ, SAPD's momentum, which acts from the second of its iterations."""
+    iterations: int = 1
+    """T, SAPD's iterations before the proximal centre moves."""
+
+    step_q: float = 0.01
+    """Group DRO's step of the weights."""
+    adjustment: float = 0.0
+    """Group DRO's C, in C/√n_g."""
+
+    correlation: float = 0.95
+    """Of the dominoes' digit with the class, in training."""
+    size: int = 224
+    """Side of the images that the network sees; dominoes are 64 × 32."""
+    augment: bool = False
+    """Random crops and flips."""
+    cache: Path | None = None
+    """A folder that keeps decoded images for the next run."""
+    memory_gb: float = 16.0
+    """Decode all images at once if they take no more than this."""
+    workers: int = 0
+    """Processes that decode; 0 decodes in threads."""
+
+    save_every: int | None = None
+    """Steps between checkpoints, beside the one after each epoch."""
+    chunk: int = 50
+    """Steps that the device takes without a word to the host."""
+
+    def __post_init__(self):
+        for name in ("learning_rate", "rho", "smoothness", "diameter", "epsilon", "tau", "step_q"):
+            positive(getattr(self, name), name)
+        positive(self.memory_gb, "memory_gb")
+        for name in ("l2", "theta", "adjustment", "momentum"):
+            non_negative(getattr(self, name), name)
+        if self.eta is not None:
+            non_negative(self.eta, "eta")
+        for name in ("batch", "epochs", "iterations", "size", "chunk"):
+            whole(getattr(self, name), name, 1)
+        for name in ("patience", "save_every"):
+            if getattr(self, name) is not None:
+                whole(getattr(self, name), name, 1)
+        for name in ("seed", "workers"):
+            whole(getattr(self, name), name, 0)
+        if self.momentum >= 1:
+            raise ValueError(f"momentum must be < 1, not {self.momentum}")
+        if self.optimizer == "none" and self.method != "bilevel":
+            raise ValueError("optimizer none is the bilevel method's own step; choose sgd or adam")
+        pull = 2 * self.smoothness * self.tau
+        if self.method == "bilevel" and self.iterations > 1 and pull >= 2:
+            raise ValueError(
+                f"with iterations > 1 the pull to the centre diverges unless tau·smoothness < 1, "
+                f"but it is {pull / 2:g}; lower tau"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        plain = lambda v: str(v) if isinstance(v, Path) else v
+        return {name: plain(value) for name, value in vars(self).items()}
+
+
+def from_dict(values: Mapping[str, Any], source: str) -> Settings:
+    """Settings by name; refuses names that there are not and values of another kind."""
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    unknown = [name for name in values if name.replace("-", "_") not in fields]
+    if unknown:
+        raise ValueError(f"{source}: there is no setting {unknown[0]!r}")
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name in given:
+            raise ValueError(f"{source}: {name} is given twice")
+        given[name] = _checked(name, value, source)
+    try:
+        return Settings(**given)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{source}: {error}") from None
+
+
+def read_settings(path: Path) -> Settings:
+    """Settings from a .toml or .json file."""
+    if path.suffix not in (".toml", ".json"):
+        raise ValueError(f"{path}: settings are a .toml or a .json file")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold names and values, not a {type(values).__name__}")
+    return from_dict(values, str(path))
+
+
+def _checked(name: str, value: Any, source: str) -> Any:
+    """A value of a file as the type of its setting."""
+    hint = get_type_hints(Settings)[name]
+    for kind in get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
+        choices = get_args(kind)
+        if value is None and kind is types.NoneType:
+            return None
+        if kind is Path and isinstance(value, str):
+            return Path(value)
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if type(value) is kind or (choices and value in choices):
+            return value
+    choices = get_args(hint) if get_origin(hint) is Literal else ()
+    allowed = f"; it is one of {', '.join(choices)}" if choices else ""
+    raise ValueError(f"{source}: {name} cannot be {value!r}{allowed}")
+
+
+def check_same_run(settings: Settings, saved: Mapping[str, Any], source: str) -> None:
+    """Refuse to take up a run with settings that would make it another one."""
+    for name, value in settings.as_dict().items():
+        free = name in FREE or (name == "epochs" and settings.schedule == "constant")
+        if not free and saved.get(name) != value:
+            raise ValueError(
+                f"{source} was made with {name} = {saved.get(name)!r}, not {value!r}: resume it "
+                "with its own settings, or train into another folder"
+            )

@@ -1,0 +1,265 @@
+"""What is in a set of images: files, labels, groups and parts, checked before a pixel is read."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+SPLITS = ("train", "validation", "test")
+#: What a table may call the parts.
+_CALLED = {"train": 0, "validation": 1, "val": 1, "test": 2, "0": 0, "1": 1, "2": 2}
+#: The side of the square that is cut out of CelebA's images of 178 × 218 pixels.
+_CELEBA_CROP = 178
+#: Waterbirds is resized to 256 pixels where the network sees the middle 224.
+_WATERBIRDS_MARGIN = 256 / 224
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """A data set without its pixels."""
+
+    name: str
+    files: tuple[Path, ...]
+    label: np.ndarray  # int32, a number in `classes`
+    group: np.ndarray  # int32, a number in `groups`
+    split: np.ndarray  # int8, a number in SPLITS
+    classes: tuple[str, ...]
+    groups: tuple[str, ...]
+    crop: int | None = None  # the side of the centred square that is cut out first
+    margin: float = 1.0  # the side that is stored, over the side that the network sees
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many images each split (row) has of each group (column)."""
+        return group_counts(self.split, self.group, len(self.groups))
+
+
+def group_counts(split: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
+    """How many images each split (row) has of each group (column)."""
+    cells = split.astype(np.int64) * groups + group
+    return np.bincount(cells, minlength=len(SPLITS) * groups).reshape(len(SPLITS), groups)
+
+
+def open_table(path: str | os.PathLike[str]) -> ImageTable:
+    """The data set at a path, whose layout says which it is."""
+    path = Path(path)
+    if path.is_file() and path.suffix.lower() == ".csv":
+        return manifest(path)
+    if (path / "metadata.csv").is_file():
+        return waterbirds(path)
+    if (path / "list_attr_celeba.csv").is_file():
+        return celeba(path)
+    known = (
+        "a CSV file with the columns filename, label, group and split; Waterbirds, a folder with "
+        "metadata.csv; CelebA, a folder with list_attr_celeba.csv"
+    )
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file or folder {path}; it may be {known}")
+    raise ValueError(f"{path} has no layout that is known: {known}")
+
+
+def waterbirds(folder: str | os.PathLike[str]) -> ImageTable:
+    """Waterbirds (Sagawa et al. 2020): birds of land and water before land and water."""
+    path = Path(folder) / "metadata.csv"
+    rows = _Rows(path)
+    for row, (name, y, place, split) in _read(path, ("img_filename", "y", "place", "split")):
+        label = rows.known(row, "y", y, {"0": 0, "1": 1})
+        where = rows.known(row, "place", place, {"0": 0, "1": 1})
+        part = rows.known(row, "split", split, {"0": 0, "1": 1, "2": 2})
+        rows.add(row, name, label, 2 * label + where, part)
+    classes = ("landbird", "waterbird")
+    groups = tuple(f"{bird} on {where}" for bird in classes for where in ("land", "water"))
+    return rows.table("waterbirds", Path(folder), classes, groups, margin=_WATERBIRDS_MARGIN)
+
+
+def celeba(
+    folder: str | os.PathLike[str], target: str = "Blond_Hair", confounder: str = "Male"
+) -> ImageTable:
+    """CelebA (Liu et al. 2015): faces, with one attribute to predict and one that misleads."""
+    if target == confounder:
+        raise ValueError(f"target and confounder are both {target!r}; they must differ")
+    path, parts = Path(folder) / "list_attr_celeba.csv", Path(folder) / "list_eval_partition.csv"
+    attributes, partition = _Rows(path), _Rows(parts)
+    part_of: dict[str, int] = {}
+    for row, (name, part) in _read(parts, ("image_id", "partition")):
+        if name in part_of:
+            raise ValueError(f"{parts}, row {row}: {name} was in an earlier row too; drop one")
+        part_of[name] = partition.known(row, "partition", part, {"0": 0, "1": 1, "2": 2})
+    for row, (name, y, other) in _read(path, ("image_id", target, confounder)):
+        if name not in part_of:
+            raise ValueError(f"{path}, row {row}: {name} is not in {parts.name}")
+        label = attributes.known(row, target, y, {"-1": 0, "1": 1})
+        with_it = attributes.known(row, confounder, other, {"-1": 0, "1": 1})
+        attributes.add(row, name, label, 2 * label + with_it, part_of[name])
+    if alone := sorted(part_of.keys() - set(attributes.names)):
+        raise ValueError(f"{parts}: {_few(alone)} not in {path.name}")
+    classes = (f"not {target}", target)
+    groups = tuple(f"{c}, {m}" for c in classes for m in (f"not {confounder}", confounder))
+    images = Path(folder) / "img_align_celeba"
+    # As Kaggle packs it.
+    doubled = images / "img_align_celeba"
+    images = doubled if doubled.is_dir() else images
+    return attributes.table("celeba", images, classes, groups, crop=_CELEBA_CROP)
+
+
+def manifest(path: str | os.PathLike[str]) -> ImageTable:
+    """Any data set, from a CSV file with the columns filename, label, group and split.
+
+    The files are in the folder of the CSV file or below; labels and groups may be any text, and
+    are numbered in order.
+    """
+    path = Path(path)
+    read = list(_read(path, ("filename", "label", "group", "split")))
+    classes = _in_order({label for _, (_, label, _, _) in read})
+    groups = _in_order({group for _, (_, _, group, _) in read})
+    label_number, group_number = (
+        {t: i for i, t in enumerate(names)} for names in (classes, groups)
+    )
+    rows = _Rows(path)
+    for row, (name, label, group, split) in read:
+        part = rows.known(row, "split", split.lower(), _CALLED)
+        rows.add(row, name, label_number[label], group_number[group], part)
+    return rows.table(path.stem, path.parent, classes, groups)
+
+
+class _Rows:
+    """The rows of one file as they are read, and what can be wrong with them."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.names: list[str] = []
+        self.codes: list[tuple[int, int, int]] = []  # label, group, split
+        self.row_of: dict[str, int] = {}  # in the file, of each name
+
+    def known(self, row: int, column: str, value: str, codes: dict[str, int]) -> int:
+        if value not in codes:
+            raise ValueError(
+                f"{self.path}, row {row}: {column} must be one of {', '.join(codes)}, not {value!r}"
+            )
+        return codes[value]
+
+    def add(self, row: int, name: str, label: int, group: int, split: int) -> None:
+        if os.path.isabs(name) or ".." in name.replace("\\", "/").split("/"):
+            raise ValueError(
+                f"{self.path}, row {row}: {name} leaves the folder of the data set; name files "
+                "relative to it"
+            )
+        name = os.path.normpath(name)
+        if name in self.row_of:
+            before = self.row_of[name]
+            first, second = SPLITS[self.codes[self.names.index(name)][2]], SPLITS[split]
+            raise ValueError(
+                f"{self.path}: rows {before} ({first}) and {row} ({second}) both name {name}; an "
+                "image may be in one row only"
+            )
+        self.names.append(name)
+        self.codes.append((label, group, split))
+        self.row_of[name] = row
+
+    def table(
+        self,
+        name: str,
+        folder: Path,
+        classes: Sequence[str],
+        groups: Sequence[str],
+        crop: int | None = None,
+        margin: float = 1.0,
+    ) -> ImageTable:
+        codes = np.array(self.codes, np.int32)
+        label, group, split = codes[:, 0].copy(), codes[:, 1].copy(), codes[:, 2].astype(np.int8)
+        if len(seen := np.unique(label)) < 2:
+            raise ValueError(
+                f"{self.path}: the label is {classes[seen[0]]!r} in every row; there is nothing to "
+                "tell apart"
+            )
+        counts = group_counts(split, group, len(groups))
+        absent = [
+            f"{groups[g]!r} has no image in {SPLITS[s]}" for s, g in zip(*np.nonzero(counts == 0))
+        ]
+        if absent:
+            raise ValueError(
+                f"{self.path}: every group must be in every split, but {'; '.join(absent[:6])}"
+                f"{'; …' if len(absent) > 6 else ''}. Move images, or merge groups"
+            )
+        _check_files(self.path, folder, self.names)
+        files = tuple(folder / n for n in self.names)
+        return ImageTable(
+            name, files, label, group, split, tuple(classes), tuple(groups), crop, margin
+        )
+
+
+def _read(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """The row number as an editor shows it, and the values of the columns, none of them empty."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = [name.strip() for name in next(reader, [])]
+            if not header:
+                raise ValueError("it is empty")
+            for column in columns:
+                if header.count(column) != 1:
+                    how = "more than one column" if column in header else "no column"
+                    raise ValueError(f"it has {how} {column!r}; there are {', '.join(header)}")
+            places = [header.index(column) for column in columns]
+            row = 0
+            for values in reader:
+                if not values:
+                    continue
+                row = reader.line_num
+                found = [values[p].strip() if p < len(values) else "" for p in places]
+                if "" in found:
+                    raise ValueError(f"row {row} has nothing in {columns[found.index('')]!r}")
+                yield row, found
+            if not row:
+                raise ValueError("it has a header but no rows")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file in UTF-8") from None
+    except (csv.Error, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _in_order(values: set[str]) -> tuple[str, ...]:
+    """Whole numbers by their size, other text by the alphabet."""
+    try:
+        return tuple(sorted(values, key=lambda v: (int(v), v)))
+    except ValueError:
+        return tuple(sorted(values))
+
+
+def _check_files(path: Path, folder: Path, names: Sequence[str]) -> None:
+    """Refuse files that are not there, with one look into each folder however many there are."""
+    there: dict[str, set[str]] = {}
+    missing = []
+    for name in names:
+        below, last = os.path.split(name)
+        if below not in there:
+            there[below] = _files_in(folder / below)
+        if last not in there[below]:
+            missing.append(str(folder / name))
+    if missing:
+        raise FileNotFoundError(
+            f"{path}: {len(missing)} of its {len(names)} files are not there: {_few(missing)}"
+        )
+
+
+def _files_in(folder: Path) -> set[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries if entry.is_file()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

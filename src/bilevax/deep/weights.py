@@ -1,0 +1,82 @@
+"""Weights from and to `.safetensors` files, in the naming that torchvision and timm share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevax.deep.networks import Encoder, Model, named_arrays
+
+#: Keys of their files that an encoder has no use for: the last layer, and counters of batches.
+OTHERS = ("fc.", "classifier.")
+COUNTER = ".num_batches_tracked"
+
+
+def load_encoder(encoder: Encoder, path: str | Path) -> Encoder:
+    """The same encoder with the weights of a file, which must have every one of its keys.
+
+    Files of torchvision's and timm's ResNets fit as they are. What does not fit is named.
+    """
+    stored = _read(Path(path))
+    wanted = named_arrays(encoder)
+    unused = [
+        name
+        for name in stored
+        if name not in wanted and not name.startswith(OTHERS) and not name.endswith(COUNTER)
+    ]
+    missing = [name for name in wanted if name not in stored]
+    if missing or unused:
+        raise ValueError(
+            f"{path} is not of this network: {_some('it lacks', missing)}"
+            f"{'; ' if missing and unused else ''}{_some('the network has no', unused)}"
+        )
+    for name, array in wanted.items():
+        if stored[name].shape != array.shape:
+            raise ValueError(
+                f"{path}: {name} has the shape {list(stored[name].shape)}, but this network's is "
+                f"{list(array.shape)}"
+            )
+        if not np.isfinite(stored[name]).all():
+            raise ValueError(f"{path}: {name} has NaN or infinity")
+    leaves = [jnp.asarray(stored[name], jnp.float32) for name in wanted]
+    return jax.tree.unflatten(jax.tree.structure(encoder), leaves)
+
+
+def save_model(model: Model, path: str | Path) -> None:
+    """Write the encoder and, as `fc.weight`, the head; complete or not there."""
+    from safetensors.numpy import save_file
+
+    path = Path(path)
+    arrays = {name: np.asarray(a) for name, a in named_arrays(model.encoder).items()}
+    temporary = path.with_name(path.name + "~")
+    try:
+        save_file({**arrays, "fc.weight": np.asarray(model.head)}, temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = list(file.keys())  # which is no dict
+            stored: dict[str, Any] = {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read as safetensors: {error}") from None
+    return stored
+
+
+def _some(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{what} {', '.join(names[:3])}{more}"
