@@ -60,6 +60,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/sapd_overhead.py --json benchmarks/results/sapd_overhead.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/robust.py --json benchmarks/results/robust.json
 	$(BIN)/python benchmarks/robust_large.py --json benchmarks/results/robust_large.json
+	# On an accelerator (its results are kept): benchmarks/deep_cost.py and benchmarks/deep_dominoes.py.
 	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json
 	test ! -f ../shared/data/basblib.json || $(BIN)/bilevax bench suite ../shared/data/basblib.json --json benchmarks/results/suite.json
 	$(BIN)/python benchmarks/tables.py

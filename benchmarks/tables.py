@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from deep_tables import deep_cost, deep_dominoes, deep_variants
 from robust_tables import robust, robust_large
 from stochastic_tables import sapd_overhead, stochastic
 from table_text import HERE, read, table
@@ -506,7 +507,7 @@ within one run do. Every number below is read from `results/` by `tables.py`.
 """
     growing = (growth_epsilon, growth_size, growth_exact)
     others = measured(*growing, adaptive_loop, inner, accelerator, many, stochastic, sapd_overhead)
-    others += measured(robust, robust_large)
+    others += measured(robust, robust_large, deep_dominoes, deep_variants, deep_cost)
     parts = [linear(), linear_tight(), *others, suite(), together(), optfom_overhead(), library()]
     (HERE / "README.md").write_text("\n".join([intro, *parts]))
 

@@ -199,7 +199,10 @@ class BilevelDRO(Method[BilevelState]):
 
 
 def _to_simplex(weights: Array) -> Array:
-    return SIMPLEX.prox(weights, jnp.ones((), weights.dtype))
+    # What is more than 1 below the largest becomes 0 anyway; without it no digits are lost where
+    # losses are huge.
+    near = jnp.maximum(weights - jnp.max(weights), -1)
+    return SIMPLEX.prox(near, jnp.ones((), weights.dtype))
 
 
 def _where(condition: Array, a: Tree, b: Tree) -> Tree:

@@ -68,16 +68,17 @@ class Feed:
 
     Where all pixels fit on a device they are put there once, and a chunk of steps is one compiled
     loop; else each batch is decoded ahead, or taken from the host's memory, and sent. The batches
-    are the same. Every process sends only its own rows.
+    are the same. Every process sends only its own rows. `steps` are those of the whole run.
     """
 
     def __init__(
         self, images: Images, rows: Rows, view: View, devices: Devices, seed: int, *,
-        chunk: int, workers: int = 0, resident: bool | None = None,
+        steps: int, chunk: int, workers: int = 0, resident: bool | None = None,
     ):  # fmt: skip
         devices.check(rows.batch, "the rows of a batch")
         self.images, self.rows, self.view, self.devices = images, rows, view, devices
-        self.chunk, self.workers = chunk, workers
+        self.steps, self.chunk, self.workers = steps, chunk, workers
+        self._ahead: tuple[int, Any] | None = None  # a batch's number, and a stream from it on
         self.seed = devices.everywhere(np.asarray(seed, np.uint32))
         self.resident: Any = None
         if resident is None:
@@ -106,17 +107,32 @@ class Feed:
         return _chunk(given, state)
 
     def _sent(self, method: Method, state: Any, first: int, count: int) -> Any:
-        own = self.devices.own(self.rows.batch)
-        mine = _Own(self.rows, own)
-        pixels = stream(self.images, mine, first, count, self.workers)
-        for i, sent in zip(range(first, first + count), pixels):
-            rows = self.rows[i]
+        sent = self._from(first)
+        for i in range(first, first + count):
+            pixels, rows = next(sent), self.rows[i]
             label, group = (
                 self.devices.spread(a[rows]) for a in (self.images.label, self.images.group)
             )
-            batch = (self.devices.joined(sent, len(rows)), label, group)
+            batch = (self.devices.joined(pixels, len(rows)), label, group)
             state = _step((method, batch, jnp.asarray(i), self.seed, self.view), state)
+        self._ahead = first + count, sent
         return state
+
+    def _from(self, first: int) -> Any:
+        """A stream of this process's pixels from a batch on; the open one, if it stands there."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == first:
+            return ahead[1]
+        if ahead is not None:
+            ahead[1].close()
+        mine = _Own(self.rows, self.devices.own(self.rows.batch))
+        return stream(self.images, mine, first, self.steps - first, self.workers)
+
+    def close(self) -> None:
+        """End the decoding ahead."""
+        if self._ahead is not None:
+            self._ahead[1].close()
+            self._ahead = None
 
     def judge(self, model: Model, split: str) -> dict[str, Any]:
         """Accuracy and mean loss on a split: of all rows, of the worst group, of each group."""

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import uuid
-import zlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from bilevax.arguments import positive, warn, whole
+from bilevax.arguments import positive, whole
+from bilevax.deep.cache import cache_file, opened, written
 from bilevax.deep.tables import SPLITS, ImageTable, group_counts
+from bilevax.deep.workers import in_order
 
 #: Images that are decoded as one piece of work when all are.
 _CHUNK = 64
-#: Bytes of a cache that are checked at a time.
-_PIECE = 1 << 24
-_MOST_THREADS = 32
 
 
 class ImageError(ValueError):
@@ -185,8 +179,12 @@ def stream(
 def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Path | None) -> np.ndarray:
     from tqdm import tqdm
 
-    kept = None if cache is None else _cache_file(cache, source)
-    pixels = None if kept is None else _opened(kept, shape)
+    kept = (
+        None
+        if cache is None
+        else cache_file(cache, source.name, source.files, source.crop, source.side)
+    )
+    pixels = None if kept is None else opened(kept, shape)
     if pixels is not None:
         return pixels
     starts = range(0, shape[0], _CHUNK)
@@ -196,7 +194,7 @@ def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Path | Non
     decoded = _decoded(source, chunks, range(len(chunks)), workers)
     with contextlib.closing(decoded), bar:
         if kept is not None:
-            return _written(kept, shape, decoded, bar.update)
+            return written(kept, shape, decoded, bar.update)
         pixels = np.empty(shape, np.uint8)
         for start, chunk in zip(starts, decoded):
             pixels[start : start + len(chunk)] = chunk
@@ -205,165 +203,36 @@ def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Path | Non
 
 
 @dataclass(frozen=True)
-class _Work:
-    """Batch i, or why there is none: an error that is handed over arrives whole from a process."""
+class _Decoded:
+    """Batch i, or why there is none: an error that is handed over arrives whole from a process.
 
+    grain would put a bare array into shared memory, of which containers have little, and which it
+    leaves behind when it is stopped.
+    """
+
+    found: np.ndarray | ImageError
+
+
+@dataclass(frozen=True)
+class _Work:
     source: Source
     batches: RowsOfBatches
 
-    def __call__(self, i: int) -> np.ndarray | ImageError:
+    def __call__(self, i: int) -> _Decoded:
         try:
-            return self.source.decoded(self.batches[i])
+            return _Decoded(self.source.decoded(self.batches[i]))
         except ImageError as error:
-            return error
+            return _Decoded(error)
 
 
 def _decoded(
     source: Source, batches: RowsOfBatches, numbers: range, workers: int
 ) -> Generator[np.ndarray, None, None]:
-    results = _in_order(_Work(source, batches), numbers, workers)
+    results = in_order(_Work(source, batches), numbers, workers)
     try:
         for result in results:
-            if isinstance(result, ImageError):
-                raise result
-            yield result
+            if isinstance(result.found, ImageError):
+                raise result.found
+            yield result.found
     finally:
         results.close()
-
-
-def _cache_file(folder: Path, source: Source) -> Path:
-    """The name of the cache, another one as soon as any image file has changed."""
-    digest = hashlib.sha256(repr((source.crop, source.side)).encode())
-    for file in source.files:
-        found = os.stat(file)
-        digest.update(repr((file, found.st_size, found.st_mtime_ns)).encode())
-    return folder / f"{source.name}-{source.side}-{digest.hexdigest()[:16]}.npy"
-
-
-def _opened(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    """The pixels in a file that was checked; None if they must be decoded (again)."""
-    if not path.exists():
-        return None
-    try:
-        pixels = np.load(path, mmap_mode="r", allow_pickle=False)
-        if pixels.shape != shape or pixels.dtype != np.uint8:
-            raise ValueError(f"it holds {pixels.dtype} of shape {pixels.shape}, not {shape}")
-        with open(path, "rb") as file:
-            file.seek(-4, os.SEEK_END)
-            kept, size = file.read(4), file.tell()
-        if size != pixels.offset + pixels.nbytes + 4 or kept != _sum_of(pixels):
-            raise ValueError("its bytes are not those that were written")
-    except (ValueError, OSError, EOFError, SyntaxError) as error:
-        warn(f"{path} is damaged ({error}); the images are decoded again", RuntimeWarning)
-        return None
-    return pixels
-
-
-def _written(
-    path: Path,
-    shape: tuple[int, ...],
-    chunks: Iterator[np.ndarray],
-    tell: Callable[[int], Any],
-) -> np.ndarray:
-    """Keep the pixels as an .npy file, complete or not there, with a checksum behind them.
-
-    Written as a file and not as mapped memory: there a full disk kills the process.
-    """
-    temporary = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
-            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            total = 0
-            for chunk in chunks:
-                data = np.ascontiguousarray(chunk).data
-                file.write(data)
-                total = zlib.crc32(data, total)
-                tell(len(chunk))
-            file.write(total.to_bytes(4, "big"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        size = np.prod(shape, dtype=float) / 1e9
-        raise OSError(
-            f"the cache {path} cannot be written: {error.strerror or error}. It needs {size:.1f} "
-            "GB; choose another folder, or none"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return np.load(path, mmap_mode="r", allow_pickle=False)
-
-
-def _sum_of(pixels: np.ndarray) -> bytes:
-    flat, total = pixels.reshape(-1), 0
-    for start in range(0, flat.size, _PIECE):
-        total = zlib.crc32(np.ascontiguousarray(flat[start : start + _PIECE]).data, total)
-    return total.to_bytes(4, "big")
-
-
-def _in_order(
-    work: Callable[[int], Any], numbers: range, workers: int
-) -> Generator[Any, None, None]:
-    """work(i) for each number: by grain's processes, or by threads if `workers` is 0.
-
-    Where grain cannot be installed there are as many threads as there would be processes; Pillow
-    decodes without holding Python's lock.
-    """
-    workers = min(workers, len(numbers))
-    if workers:
-        try:
-            import grain.python as grain
-        except ImportError:
-            return _threads(work, numbers, workers)
-        return _processes(grain, work, numbers, workers)
-    return _threads(work, numbers, min(os.cpu_count() or 1, _MOST_THREADS))
-
-
-def _processes(
-    grain: Any, work: Callable[[int], Any], numbers: range, workers: int
-) -> Generator[Any, None, None]:
-    from absl import flags
-
-    # grain reads its flags, which only programs made with absl parse.
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()
-    dataset = (
-        grain.MapDataset.range(numbers.start, numbers.stop)
-        .map(work)
-        .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
-        .mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2))
-    )
-    results = iter(dataset)
-    try:
-        for _ in numbers:
-            try:
-                result = next(results)
-            except RuntimeError as error:
-                raise RuntimeError(
-                    f"a process that decodes images ended ({error}). In a script, the call must be "
-                    "under if __name__ == '__main__'. If memory, or the shared memory of a "
-                    "container, is short, use fewer workers, or 0 for threads"
-                ) from None
-            # grain takes the memory that it shares back when it drops its array.
-            yield np.array(result) if isinstance(result, np.ndarray) else result
-    finally:
-        results.close()
-
-
-def _threads(
-    work: Callable[[int], Any], numbers: range, threads: int
-) -> Generator[Any, None, None]:
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="bilevax-decode")
-    ahead: deque[Future[Any]] = deque()
-    try:
-        for i in numbers:
-            ahead.append(pool.submit(work, i))
-            if len(ahead) > 2 * threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)

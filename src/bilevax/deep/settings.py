@@ -105,6 +105,9 @@ class Settings:
     """Steps that the device takes without a word to the host."""
 
     def __post_init__(self):
+        for name in ("data", "out", "weights", "cache"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, Path(getattr(self, name)))
         for name in ("learning_rate", "rho", "smoothness", "diameter", "epsilon", "tau", "step_q"):
             positive(getattr(self, name), name)
         positive(self.memory_gb, "memory_gb")

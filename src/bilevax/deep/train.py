@@ -67,6 +67,7 @@ def train(
             run.epochs(log, asked)
     finally:
         log.close()
+        run.feed.close()
     return run.concluded()
 
 
@@ -79,17 +80,18 @@ class Run:
         rows = Rows(images, kind, settings.batch, settings.seed)
         self.devices = Devices()
         view = View(images.size, precision_of(settings), settings.augment, settings.batch)
-        self.feed = Feed(
-            images, rows, view, self.devices, settings.seed,
-            chunk=settings.chunk, workers=settings.workers,
-        )  # fmt: skip
         self.per_epoch = rows.epoch_batches
         self.total = settings.epochs * self.per_epoch
+        self.feed = Feed(
+            images, rows, view, self.devices, settings.seed,
+            steps=self.total, chunk=settings.chunk, workers=settings.workers,
+        )  # fmt: skip
         self.method = self.devices.everywhere(method_of(settings, images.counts[0], self.total))
         begin = self.method.init(model_of(settings, len(images.classes)))
         self.state = self.devices.everywhere(begin)
         self.checkpoints = Checkpoints(settings.out / "checkpoints")
         self.step, self.seconds = 0, 0.0
+        self.rate: float | None = None  # images a second, in the last chunk
         self.history: list[dict[str, Any]] = []
 
     def open_folder(self, resume: bool) -> None:
@@ -149,7 +151,8 @@ class Run:
         self.step += count
         took = time.perf_counter() - began
         self.seconds += took
-        log.steps(self.step, seen, count * self.feed.rows.batch / took)
+        self.rate = count * self.feed.rows.batch / took
+        log.steps(self.step, seen, self.rate)
 
     def _check_finite(self) -> None:
         loss = float(self.method.seen(self.state)["loss"])
@@ -198,6 +201,7 @@ class Run:
             "seconds": self.seconds,
             "passes_per_step": PASSES,
             "images_per_step": self.feed.rows.batch,
+            "images_per_second": self.rate,
             "precision": self.feed.view.dtype,
             "devices": self.devices.count,
             "history": self.history,

@@ -66,7 +66,7 @@ class GroupDRO(Method[WeightedState]):
     """
 
     optimizer: Any
-    counts: Array  # n_g
+    counts: Array = eqx.field(converter=lambda n: jnp.asarray(n, jnp.float32))  # n_g
     eta: Any = 0.0
     adjustment: Any = 0.0
     step_q: Any = 0.01

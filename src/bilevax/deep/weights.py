@@ -40,9 +40,15 @@ def load_encoder(encoder: Encoder, path: str | Path) -> Encoder:
                 f"{path}: {name} has the shape {list(stored[name].shape)}, but this network's is "
                 f"{list(array.shape)}"
             )
+        if stored[name].dtype.kind == "c":
+            raise ValueError(f"{path}: {name} is of {stored[name].dtype}, not of real numbers")
+        with np.errstate(over="ignore"):
+            stored[name] = stored[name].astype(np.float32)
         if not np.isfinite(stored[name]).all():
             raise ValueError(f"{path}: {name} has NaN or infinity")
-    leaves = [jnp.asarray(stored[name], jnp.float32) for name in wanted]
+        if name.endswith("running_var") and (stored[name] < 0).any():
+            raise ValueError(f"{path}: {name} has negative variances")
+    leaves = [jnp.asarray(stored[name]) for name in wanted]
     return jax.tree.unflatten(jax.tree.structure(encoder), leaves)
 
 
@@ -70,7 +76,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         with safe_open(path, framework="numpy") as file:
             names = list(file.keys())  # which is no dict
             stored: dict[str, Any] = {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, TypeError) as error:
+    except (SafetensorError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as safetensors: {error}") from None
     return stored
 

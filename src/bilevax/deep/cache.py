@@ -1,0 +1,92 @@
+"""A file that keeps decoded pixels for the next run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bilevax.arguments import warn
+
+#: Bytes that are checked at a time.
+_PIECE = 1 << 24
+
+
+def cache_file(folder: Path, name: str, files: Sequence[str], crop: int | None, side: int) -> Path:
+    """The name of the cache, another one as soon as any image file has changed."""
+    digest = hashlib.sha256(repr((crop, side)).encode())
+    for file in files:
+        found = os.stat(file)
+        digest.update(repr((file, found.st_size, found.st_mtime_ns)).encode())
+    return folder / f"{name}-{side}-{digest.hexdigest()[:16]}.npy"
+
+
+def opened(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The pixels in a file that was checked; None if they must be decoded (again)."""
+    if not path.exists():
+        return None
+    try:
+        pixels = np.load(path, mmap_mode="r", allow_pickle=False)
+        if pixels.shape != shape or pixels.dtype != np.uint8:
+            raise ValueError(f"it holds {pixels.dtype} of shape {pixels.shape}, not {shape}")
+        with open(path, "rb") as file:
+            file.seek(-4, os.SEEK_END)
+            kept, size = file.read(4), file.tell()
+        if size != pixels.offset + pixels.nbytes + 4 or kept != _sum_of(pixels):
+            raise ValueError("its bytes are not those that were written")
+    except (ValueError, OSError, EOFError, SyntaxError) as error:
+        warn(f"{path} is damaged ({error}); the images are decoded again", RuntimeWarning)
+        return None
+    return pixels
+
+
+def written(
+    path: Path,
+    shape: tuple[int, ...],
+    chunks: Iterator[np.ndarray],
+    tell: Callable[[int], Any],
+) -> np.ndarray:
+    """Keep the pixels as an .npy file, complete or not there, with a checksum behind them.
+
+    Written as a file and not as mapped memory: there a full disk kills the process.
+    """
+    temporary = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "xb") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            total = 0
+            for chunk in chunks:
+                data = np.ascontiguousarray(chunk).data
+                file.write(data)
+                total = zlib.crc32(data, total)
+                tell(len(chunk))
+            file.write(total.to_bytes(4, "big"))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        size = np.prod(shape, dtype=float) / 1e9
+        raise OSError(
+            f"the cache {path} cannot be written: {error.strerror or error}. It needs {size:.1f} "
+            "GB; choose another folder, or none"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _sum_of(pixels: np.ndarray) -> bytes:
+    flat, total = pixels.reshape(-1), 0
+    for start in range(0, flat.size, _PIECE):
+        total = zlib.crc32(np.ascontiguousarray(flat[start : start + _PIECE]).data, total)
+    return total.to_bytes(4, "big")
