@@ -144,6 +144,29 @@ def test_evaluate_repeats_what_training_found(trained):
     assert last["step"] == trained.results["steps"]
 
 
+def test_evaluate_on_other_groups_and_on_other_classes(trained, data, tmp_path):
+    shutil.copytree(data.parent, tmp_path / "data")
+    table = tmp_path / "data" / "images.csv"
+    rows = list(csv.reader(data.read_text().splitlines()))
+
+    def write(change):
+        with table.open("w", newline="") as file:
+            csv.writer(file).writerows([rows[0], *map(change, rows[1:])])
+
+    write(lambda row: [*row[:2], row[1], row[3]])  # groups are the classes
+    found = evaluate(folder_of(trained), data=table)
+    assert found["groups"] == ["class 0", "class 1"]
+    for split, counts in COUNTS.items():
+        were = trained.results["accuracy"][split]
+        assert found["accuracy"][split]["average"] == were["average"]
+        weighted = np.multiply(were["groups"], counts).reshape(2, 2).sum(axis=1)
+        both = weighted / np.reshape(counts, (2, 2)).sum(axis=1)
+        np.testing.assert_allclose(found["accuracy"][split]["groups"], both)
+    write(lambda row: [row[0], row[2], *row[2:]])  # classes are the groups
+    with pytest.raises(ValueError, match=r"2 classes apart .*but the data has 4"):
+        evaluate(folder_of(trained), data=table)
+
+
 # Stopping and going on
 
 

@@ -23,6 +23,10 @@ class Devices:
     def count(self) -> int:
         return self.mesh.size
 
+    @property
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
     def everywhere(self, tree: Tree) -> Tree:
         """A copy of each array on every device."""
         return replicated(tree, self.mesh)

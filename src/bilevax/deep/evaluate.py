@@ -6,10 +6,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from bilevax.deep.build import images_of
+import jax
+import numpy as np
+
+from bilevax.deep.build import images_of, method_of, model_of, precision_of
+from bilevax.deep.checkpoints import Checkpoints
+from bilevax.deep.devices import Devices
+from bilevax.deep.feed import Feed, Rows, View
 from bilevax.deep.pixels import Images
 from bilevax.deep.settings import from_dict
-from bilevax.deep.train import Run, judged_on_all, read_run
+from bilevax.deep.train import judged_on_all, read_run
+from bilevax.deep.weighted import ERM
 
 
 def evaluate(
@@ -20,19 +27,42 @@ def evaluate(
     workers: int | None = None,
     images: Images | None = None,
 ) -> dict[str, Any]:
-    """Average, worst and per-group accuracy on each split of a run's data, or of `data`."""
+    """Average, worst and per-group accuracy on each split of a run's data, or of `data`.
+
+    Other data may have other groups, but must have as many classes.
+    """
     folder = Path(folder)
     settings = from_dict(read_run(folder), str(folder / "settings.json"))
-    changes: dict[str, Any] = {"out": folder}
+    changes: dict[str, Any] = {"weights": None}  # the checkpoint has them
     if data is not None:
         changes["data"] = Path(data)
     if workers is not None:
         changes["workers"] = workers
     settings = dataclasses.replace(settings, **changes)
-    images = images_of(settings) if images is None else images
-    run = Run(settings, images)
-    saved = getattr(run.checkpoints, checkpoint)(run.state)
-    if saved is None:
+    checkpoints = Checkpoints(folder / "checkpoints")
+    about = checkpoints.about(checkpoint)
+    if about is None:
         raise ValueError(f"{folder} has no checkpoint yet")
-    found = judged_on_all(run.feed, run.method.model(saved.state))
+    images = images_of(settings) if images is None else images
+    if len(images.classes) != len(about["classes"]):
+        raise ValueError(
+            f"the network tells {len(about['classes'])} classes apart "
+            f"({', '.join(about['classes'])}), but the data has {len(images.classes)}"
+        )
+    devices = Devices()
+    method = method_of(settings, np.ones(len(about["groups"])), 1)
+    begin = jax.eval_shape(lambda: method.init(model_of(settings, len(about["classes"]))))
+    everywhere = devices.replicated
+    like = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), begin
+    )
+    saved = getattr(checkpoints, checkpoint)(like)
+    size = settings.batch * (2 if method.takes_validation else 1)  # as in training
+    view = View(images.size, precision_of(settings), False, size)
+    rows = Rows(images, ERM, size, settings.seed)
+    feed = Feed(
+        images, rows, view, devices, settings.seed,
+        steps=0, chunk=1, workers=settings.workers, resident=False,
+    )  # fmt: skip
+    found = judged_on_all(feed, method.model(saved.state))
     return {**found, "run": str(folder), "checkpoint": checkpoint, "step": saved.step}

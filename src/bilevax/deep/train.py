@@ -110,6 +110,8 @@ class Run:
             self._take_up()
         elif out.exists() and any(out.iterdir()):
             raise ValueError(f"the folder {out} holds no run: there is no {known.name}")
+        if jax.process_count() > 1:  # all look before the first one writes
+            multihost_utils.sync_global_devices("the folder is as it was")
         if first():
             out.mkdir(parents=True, exist_ok=True)
             write_json(known, self.settings.as_dict())
@@ -182,6 +184,8 @@ class Run:
     def _save(self, best: bool) -> None:
         about = {
             "settings": self.settings.as_dict(),
+            "classes": list(self.images.classes),
+            "groups": list(self.images.groups),
             "history": self.history,
             "seconds": self.seconds,
         }
