@@ -32,6 +32,7 @@ from bilevax.deep import Images, Settings, dominoes
 from bilevax.deep.build import METHODS, method_of, model_of, precision_of
 from bilevax.deep.devices import Devices
 from bilevax.deep.feed import Feed, Rows, View
+from deep_tables import chosen, mean
 
 RATES = (0.003, 0.01, 0.03, 0.1)
 ADJUSTMENTS = (1.0, 3.0)
@@ -178,29 +179,14 @@ def main(args: argparse.Namespace) -> None:
 
 def summary(results: dict[str, Any]) -> str:
     """Means and standard errors over seeds; of η's grid, the run best on validation rows."""
-    table: dict[tuple, list[tuple[float, float]]] = {}
-    grids: dict[tuple, list[dict[str, Any]]] = {}
-    for run in results["runs"]:
-        key = (run["network"], run["correlation"])
-        if run["name"].startswith("group DRO, one"):
-            grids.setdefault((*key, run["seed"]), []).append(run)
-        elif "picking" not in run["name"]:
-            test = run["test"]
-            table.setdefault((*key, run["name"]), []).append((test["average"], test["worst"]))
-    for (*key, _), runs in grids.items():
-        test = max(runs, key=lambda run: run["validation"]["worst"])["test"]
-        table.setdefault((*key, "group DRO, η of a grid"), []).append(
-            (test["average"], test["worst"])
-        )
     lines = []
-    for (network, correlation, name), found in sorted(table.items()):
-        mean = 100 * np.mean(found, axis=0)
-        error = 100 * np.std(found, axis=0, ddof=1) / np.sqrt(len(found)) if len(found) > 1 else 0
-        error = np.broadcast_to(error, 2)
-        lines.append(
-            f"{network:9} {correlation:.2f} {name:32} average {mean[0]:.1f} ± {error[0]:.1f}  "
-            f"worst {mean[1]:.1f} ± {error[1]:.1f}  ({len(found)} seeds)"
-        )
+    for (network, correlation), of in chosen(results).items():
+        for name, runs in of.items():
+            average, worst = ([run["test"][key] for run in runs] for key in ("average", "worst"))
+            lines.append(
+                f"{network:9} {correlation:.2f} {name:32} average {mean(average)}  "
+                f"worst {mean(worst)}  ({len(runs)} seeds)"
+            )
     return "\n".join(lines)
 
 

@@ -11,13 +11,13 @@ from table_text import read, table
 NAMES = ("ERM", "group DRO", "group DRO, η of a grid", "bilevel", "group DRO, all rows")
 
 
-def _mean(values: list[float]) -> str:
+def mean(values: list[float]) -> str:
     """In percent, with the standard error."""
-    error = statistics.stdev(values) / math.sqrt(len(values))
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return f"{100 * statistics.fmean(values):.1f} ± {100 * error:.1f}"
 
 
-def _chosen(record: dict[str, Any]) -> dict[tuple[str, float], dict[str, list[dict[str, Any]]]]:
+def chosen(record: dict[str, Any]) -> dict[tuple[str, float], dict[str, list[dict[str, Any]]]]:
     """Runs by network and correlation, then by name; of a grid over η, the best on validation."""
     found: dict[tuple[str, float], dict[str, list[dict[str, Any]]]] = {}
     grids: dict[tuple[str, float, int], list[dict[str, Any]]] = {}
@@ -36,15 +36,15 @@ def _chosen(record: dict[str, Any]) -> dict[tuple[str, float], dict[str, list[di
 def deep_dominoes() -> str:
     record = read("deep_dominoes")
     rows = []
-    for (network, correlation), of in _chosen(record).items():
+    for (network, correlation), of in chosen(record).items():
         for name in NAMES:
             runs = of[name]
             rates = sorted({run["learning_rate"] for run in runs})
             rows.append(
                 [
                     network, f"{correlation}", name,
-                    _mean([run["test"]["average"] for run in runs]),
-                    _mean([run["test"]["worst"] for run in runs]),
+                    mean([run["test"]["average"] for run in runs]),
+                    mean([run["test"]["worst"] for run in runs]),
                     " ".join(f"{100 * run['test']['worst']:.1f}" for run in runs),
                     ", ".join(f"{rate:g}" for rate in rates),
                 ]
@@ -66,10 +66,10 @@ row gives group DRO all of them as training rows. `{record["command"]}`
 
 def deep_variants() -> str:
     record = read("deep_variants")
-    found = _chosen(record)
+    found = chosen(record)
     names = list(dict.fromkeys(run["name"] for run in record["runs"]))
     rows = [
-        [name, *(_mean([run["test"]["worst"] for run in of[name]]) for of in found.values())]
+        [name, *(mean([run["test"]["worst"] for run in of[name]]) for of in found.values())]
         for name in names
     ]
     header = ["the bilevel method", *(f"{network}, {c}" for network, c in found)]

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -24,15 +25,28 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from bilevax.cli import main
-from bilevax.deep import Optimizer, Settings, ablate, encoder, evaluate, load_encoder, train
+from bilevax.deep import (
+    Interrupted,
+    Optimizer,
+    Settings,
+    ablate,
+    encoder,
+    evaluate,
+    load_encoder,
+    train,
+)
 from bilevax.deep import checkpoints as checkpoints_module
 from bilevax.deep.build import METHODS, images_of, model_of
+from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices
 from bilevax.deep.feed import Feed, Rows, View
 from bilevax.deep.optimizers import direction
 from bilevax.deep.settings import from_dict, read_settings
 from bilevax.deep.tables import SPLITS
 from bilevax.deep.train import Run
+
+# The function of this name hides the module.
+train_module = sys.modules["bilevax.deep.train"]
 
 SIDE = 8
 #: Images of each group in train, validation and test.
@@ -77,10 +91,18 @@ def same(a: Path, b: Path) -> None:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
     last = [sorted((f / "checkpoints").glob("step-*"))[-1] for f in (a, b)]
     assert last[0].name == last[1].name
+    states = [Checkpoints(f / "checkpoints").last(state_like(f)) for f in (a, b)]
+    for one, other in zip(*(jax.tree.leaves(saved.state) for saved in states), strict=True):
+        np.testing.assert_array_equal(one, other)
     found = [json.loads((f / "results.json").read_text()) for f in (a, b)]
     assert found[0]["history"] == found[1]["history"]
     assert found[0]["accuracy"] == found[1]["accuracy"]
     assert found[0]["best_step"] == found[1]["best_step"]
+
+
+def state_like(folder: Path):
+    own = from_dict(json.loads((folder / "settings.json").read_text()), "here")
+    return Run(own, images_of(own)).state
 
 
 @pytest.fixture(scope="session")
@@ -163,7 +185,7 @@ def test_evaluate_on_other_groups_and_on_other_classes(trained, data, tmp_path):
         both = weighted / np.reshape(counts, (2, 2)).sum(axis=1)
         np.testing.assert_allclose(found["accuracy"][split]["groups"], both)
     write(lambda row: [row[0], row[2], *row[2:]])  # classes are the groups
-    with pytest.raises(ValueError, match=r"2 classes apart .*but the data has 4"):
+    with pytest.raises(ValueError, match=r"tells class 0, class 1 apart, but .* 0 at 0, 0 at 1"):
         evaluate(folder_of(trained), data=table)
 
 
@@ -215,34 +237,39 @@ KILLS = [pytest.param(2, id="two"), pytest.param(10, id="ten", marks=pytest.mark
 
 
 @pytest.mark.parametrize("kills", KILLS)
-def test_killed_processes_are_taken_up_where_they_were(kills, trained, data, tmp_path):
+def test_killed_processes_are_taken_up_where_they_were(kills, data, tmp_path):
     """Real processes: SIGKILL, and SIGTERM once, which saves first and says how to go on."""
-    rng, out = random.Random(kills), tmp_path / "run"
+    rng, out, epochs = random.Random(kills), tmp_path / "run", 8 * kills
+    whole = settings(data, tmp_path / "whole", epochs=epochs)
+    train(whole, show=False)
     command = [
         sys.executable, "-m", "bilevax", "deep", "train", str(data), "--out", str(out),
-        "--network", "cnn", "--size", str(SIDE), "--batch", "8", "--epochs", "3", "--chunk", "2",
-        "--augment", "--resume",
+        "--network", "cnn", "--size", str(SIDE), "--batch", "8", "--epochs", str(epochs),
+        "--chunk", "2", "--augment", "--resume",
     ]  # fmt: skip
     environment = {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_ENABLE_X64": "1",  # as in the run to compare with
     }
     for kill in range(kills + 1):
+        before = Checkpoints(out / "checkpoints").steps()
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         if kill < kills:
-            wait_for(lambda p=process: p.poll() is not None or (out / "settings.json").exists())
-            time.sleep(rng.uniform(0, 4) if kill else 3)
+            # Once it has gone a step farther, at a random moment; the end is far away.
+            wait_for(lambda b=before: Checkpoints(out / "checkpoints").steps()[-1:] > b[-1:])
+            time.sleep(rng.uniform(0, 0.3))
             process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
         said, _ = process.communicate(timeout=120)
-        if kill == 0 and process.returncode != 0:
+        if kill == 0:
             assert process.returncode == 130, said
             assert "--resume" in said
+        elif kill < kills:
+            assert process.returncode == -signal.SIGKILL, said
     assert process.returncode == 0, said
-    same(out, folder_of(trained))
+    same(out, whole.out)
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:
@@ -272,6 +299,59 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(trained, tmp_p
     with pytest.warns(RuntimeWarning, match=last.name):
         train(own, resume=True, show=False)
     same(out, folder_of(trained))
+
+
+def test_being_stopped_between_epochs_keeps_the_best(trained, tmp_path, monkeypatch):
+    """Asked to stop once a step is saved, before the next one is taken."""
+    own = dataclasses.replace(trained_settings(trained), out=tmp_path / "run")
+    best = trained.results["best_step"]
+    asked = []
+
+    def any_of(_):
+        steps = Checkpoints(own.out / "checkpoints").steps()
+        asked.append(steps[-1:] == [best])
+        return asked[-2:] == [True, True]  # not by the look after the save, but by the next
+
+    monkeypatch.setattr(train_module, "any_of", any_of)
+    with pytest.raises(Interrupted) if best < trained.results["steps"] else nullcontext():
+        train(own, show=False)
+    monkeypatch.undo()
+    train(own, resume=True, show=False)
+    same(own.out, folder_of(trained))
+
+
+def test_other_rows_are_no_continuation(trained, data, tmp_path):
+    shutil.copytree(data.parent, tmp_path / "data")
+    shutil.copytree(folder_of(trained), tmp_path / "run")
+    table = tmp_path / "data" / "images.csv"
+    own = dataclasses.replace(trained_settings(trained), data=table, out=tmp_path / "run")
+    train(own, resume=True, show=False)  # the same rows in another folder
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join(lines[:1] + lines[2:]))
+    with pytest.raises(ValueError, match="other images"):
+        train(own, resume=True, show=False)
+
+
+def test_a_run_that_saved_nothing_claims_no_folder(data, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(ValueError, match="diverged"):
+        train(settings(data, out, learning_rate=1e30, chunk=1), show=False)
+    train(settings(data, out, epochs=1), resume=True, show=False)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "settings.json~").touch()  # a disk that was full
+    train(settings(data, other, epochs=1), show=False)
+
+
+def test_any_optax_transformation_takes_the_steps(data, tmp_path):
+    """SGD of ours against optax's own."""
+    plain = settings(data, tmp_path / "a", epochs=1, learning_rate=0.02)
+    train(plain, show=False)
+    own = settings(data, tmp_path / "b", epochs=1)
+    train(own, optimizer=optax.sgd(0.02, momentum=0.9), show=False)
+    one, other = arrays(plain.out), arrays(own.out)
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-6)
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(trained, tmp_path, monkeypatch, capsys):
@@ -435,6 +515,10 @@ BAD_FILES = {
     "momentum = 1": "momentum must be < 1",
     "optimizer = 'none'\nmethod = 'erm'": "the bilevel method's own step",
     "iterations = 2": "tau·smoothness < 1",
+    "iterations = 2\ntau = 0.01\nlearning_rate = 1": "learning_rate·smoothness < 1.9",
+    "schedule = 'cosine'\noptimizer = 'none'": "there is none",
+    "correlation = 3": "correlation must be from 0 to 1",
+    "seed = 4294967296": "less than 2³²",
     "step_q = 1\nstep-q = 2": "step_q is given twice",
     "epochs = ": "cannot be read",
 }
@@ -453,6 +537,8 @@ def test_every_setting_goes_through_json_and_back():
     known = Settings(data=Path("a"), eta=0.5, patience=3, cache=Path("b"))
     assert from_dict(json.loads(json.dumps(known.as_dict())), "here") == known
     assert Settings(data="a", eta=0.5, patience=3, cache="b") == known
+    with pytest.raises(ValueError, match="optimizer cannot be 'rmsprop'"):
+        Settings(optimizer="rmsprop")
 
 
 @pytest.mark.parametrize("name", ["waterbirds", "celeba", "dominoes"])
@@ -539,11 +625,23 @@ def test_train_evaluate_and_ablate_from_the_command_line(data, tmp_path, capsys)
 
 
 def test_an_ablation_that_was_stopped_goes_on(data, tmp_path, monkeypatch):
-    own = settings(data, tmp_path / "grid", epochs=1, tau=1e-3, iterations=2)
+    own = settings(data, tmp_path / "whole", epochs=1, tau=1e-3, iterations=2)
     grid = {"rho": (1.0, 2.0), "smoothness": (10.0,), "eta": (1.0,)}
-    first = ablate(own, grid, show=False)
-    monkeypatch.setattr(Feed, "advance", None)  # no step is taken again
-    assert ablate(own, grid, show=False) == first
+    whole = ablate(own, grid, show=False)
+    part = dataclasses.replace(own, out=tmp_path / "part")
+    advance, steps = Feed.advance, []
+
+    def dying(self, method, state, first, count):
+        steps.append(first)
+        if len(steps) == 3:  # in the second run
+            raise Killed
+        return advance(self, method, state, first, count)
+
+    monkeypatch.setattr(Feed, "advance", dying)
+    with pytest.raises(Killed):
+        ablate(part, grid, show=False)
+    assert ablate(part, grid, show=False)["runs"] == whole["runs"]
+    assert len(steps) == 5  # two of the first run, and the second's two after the one that failed
 
 
 def test_an_ablation_tells_what_diverged(data, tmp_path):

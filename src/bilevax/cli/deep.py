@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,9 +14,10 @@ from bilevax.arguments import whole
 from bilevax.deep import ablate as run_ablation
 from bilevax.deep import evaluate as judge
 from bilevax.deep import train as run_training
-from bilevax.deep.ablate import ablation_table
+from bilevax.deep.ablate import GRID, ablation_table
+from bilevax.deep.accuracies import table_of
+from bilevax.deep.files import write_json
 from bilevax.deep.settings import Settings, read_settings
-from bilevax.deep.table import table_of
 from bilevax.deep.train import Interrupted
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
@@ -59,6 +59,7 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     """train, evaluate and ablate; the settings of a file are the defaults of the flags."""
     path = _config(args)
     known = Settings() if path is None else read_settings(path)
+    as_paper = Settings(optimizer="none", tau=0.01) if path is None else known
     app = tyro.extras.SubcommandApp()
 
     @app.command
@@ -71,7 +72,7 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
         """Train a network, and judge the best one on every split.
 
         Args:
-            config: a .toml or .json file of settings; flags go before it.
+            config: a .toml or .json file of settings; a flag beside it wins.
             resume: go on from the last checkpoint in --out.
         """
         hosts.join()
@@ -105,29 +106,33 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
             json: a file for the result.
         """
         found = judge(run, data=data, checkpoint=checkpoint, workers=workers)
-        if json is not None:
-            json.write_text(_text(found), encoding="utf-8")
         _say(table_of(found))
+        if json is not None:
+            write_json(json, found)
         return 0
 
     @app.command
     def ablate(
-        settings: Given = known,
+        settings: Given = as_paper,
+        hosts: Joined = Hosts(),  # noqa: B008
         config: Path | None = None,
-        rhos: tuple[float, ...] = (10.0, 100.0, 500.0),
-        smoothnesses: tuple[float, ...] = (500.0, 1000.0, 2000.0),
-        etas: tuple[float, ...] = (0.1, 1.0, 5.0),
+        rhos: tuple[float, ...] = GRID["rho"],
+        smoothnesses: tuple[float, ...] = GRID["smoothness"],
+        etas: tuple[float, ...] = GRID["eta"],
     ) -> int:
         """Train with other values of ρ, L and the first η, one at a time, as in the paper.
 
-        A grid's middle value is used while another's are tried. Run again, it goes on.
+        A grid's middle value is used while another's are tried, whatever --rho, --smoothness and
+        --eta say. Without a file of settings the other constants are the paper's. Run again, it
+        goes on.
 
         Args:
-            config: a .toml or .json file of settings; flags go before it.
+            config: a .toml or .json file of settings; a flag beside it wins.
             rhos: values of ρ.
             smoothnesses: values of L.
             etas: first values of η.
         """
+        hosts.join()
         _check_data(settings)
         grid = {"rho": rhos, "smoothness": smoothnesses, "eta": etas}
         try:
@@ -144,9 +149,11 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
 
 def _config(args: Sequence[str]) -> Path | None:
     """The file of settings, which must be known before the flags are parsed."""
-    for arg, after in zip(args, [*args[1:], ""]):
-        if arg == "--config":
-            return Path(after)
+    if args[:1] != ["deep"]:
+        return None
+    for number, arg in enumerate(args):
+        if arg == "--config" and number + 1 < len(args):
+            return Path(args[number + 1])
         if arg.startswith("--config="):
             return Path(arg.removeprefix("--config="))
     return None
@@ -160,7 +167,3 @@ def _check_data(settings: Any) -> None:
 def _say(text: str) -> None:
     if jax.process_index() == 0:
         print(text)
-
-
-def _text(found: dict[str, Any]) -> str:
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"

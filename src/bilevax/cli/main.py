@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import jax
@@ -34,9 +35,19 @@ def main(args: list[str] | None = None) -> None:
             prog="bilevax", description="Certified bilevel optimisation.", args=args
         )
     except ImportError as error:
+        if args[:1] != ["deep"]:
+            raise
         print(f"bilevax: this needs pip install 'bilevax[deep]' ({error})", file=sys.stderr)
         code = 2
     except (ValueError, OSError) as error:
         print(f"bilevax: {error}", file=sys.stderr)
         code = 2
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print("bilevax: the device has too little memory; take a smaller batch", file=sys.stderr)
+        code = 2
+    if code == 2 and jax.process_count() > 1:
+        sys.stderr.flush()
+        os._exit(code)  # the others wait for this process: it must not wait for them
     sys.exit(code)

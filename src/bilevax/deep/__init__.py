@@ -14,7 +14,7 @@ from bilevax.deep.optimizers import Optimizer
 from bilevax.deep.pixels import ImageError, Images, load
 from bilevax.deep.settings import Settings
 from bilevax.deep.tables import ImageTable, celeba, manifest, open_table, waterbirds
-from bilevax.deep.train import Trained, train
+from bilevax.deep.train import Interrupted, Trained, train
 from bilevax.deep.weighted import ERM, GroupDRO
 from bilevax.deep.weights import load_encoder, save_model
 
@@ -27,6 +27,7 @@ __all__ = [
     "ImageError",
     "ImageTable",
     "Images",
+    "Interrupted",
     "Method",
     "Model",
     "Optimizer",

@@ -6,9 +6,11 @@ import dataclasses
 from typing import Any
 
 from bilevax.deep.build import images_of
+from bilevax.deep.devices import first
+from bilevax.deep.files import write_json
 from bilevax.deep.pixels import Images
 from bilevax.deep.settings import Settings
-from bilevax.deep.train import train, write_json
+from bilevax.deep.train import Diverged, train
 
 #: The grid of the paper, whose own choice is the middle of each.
 GRID: dict[str, tuple[float, ...]] = {
@@ -47,7 +49,8 @@ def ablate(
                 done[folder] = one(own, images, show)
             records.append({"name": name, "value": value, "folder": folder, **done[folder]})
     found = {"settings": {**settings.as_dict(), **middle}, "runs": records}
-    write_json(settings.out / "ablation.json", found)
+    if first():
+        write_json(settings.out / "ablation.json", found)
     return found
 
 
@@ -55,9 +58,7 @@ def one(settings: Settings, images: Images, show: bool) -> dict[str, Any]:
     """What one run came to; that it diverged, too."""
     try:
         accuracy = train(settings, resume=True, images=images, show=show).results["accuracy"]
-    except ValueError as error:
-        if "diverged" not in str(error):
-            raise
+    except Diverged as error:
         return {"failed": str(error)}
     return {split: {k: found[k] for k in ("average", "worst")} for split, found in accuracy.items()}
 

@@ -44,10 +44,11 @@ class Balanced:
     """Every group in every batch, whatever its size; each group runs through epochs of its own.
 
     A batch has ⌊batch/G⌋ rows of each group, and the largest groups fill it up with one more. The
-    rows are in the order of the groups: `per_group` says how many there are of each.
+    rows are in the order of the groups: `per_group` says how many there are of each. Another
+    `first` gives other orders for the same seed.
     """
 
-    def __init__(self, rows: Any, group_of_rows: Any, batch: int, seed: int = 0):
+    def __init__(self, rows: Any, group_of_rows: Any, batch: int, seed: int = 0, *, first: int = 0):
         self.rows = _row_numbers(rows)
         _check(batch, seed)
         self.batch, self.seed = int(batch), int(seed)
@@ -71,7 +72,9 @@ class Balanced:
         more = np.zeros(len(sizes), int)
         more[np.argsort(-sizes, kind="stable")[:left]] = 1
         self.per_group: tuple[int, ...] = tuple((each + more).tolist())
-        self._streams = [_Stream(self.rows[group == g], self.seed, g) for g in range(len(sizes))]
+        self._streams = [
+            _Stream(self.rows[group == g], self.seed, first + g) for g in range(len(sizes))
+        ]
 
     def __getitem__(self, i: int) -> np.ndarray:
         i = _number(i)

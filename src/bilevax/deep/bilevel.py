@@ -20,7 +20,7 @@ from bilevax.deep.methods import (
     stepped,
     with_trained,
 )
-from bilevax.deep.networks import Model, split
+from bilevax.deep.networks import Model, scores, split
 from bilevax.terms import Simplex
 from bilevax.trees import Tree
 
@@ -128,7 +128,7 @@ class BilevelDRO(Method[BilevelState]):
         """P without l2/2·‖x1‖², at features x.x1, and the upper level's part of it."""
 
         def losses(head: Array, rows: slice) -> Array:
-            own = cross_entropy(x.x1[rows] @ head.T, batch.label[rows])
+            own = cross_entropy(scores(x.x1[rows], head), batch.label[rows])
             return group_means(own, batch.group[rows], self.groups)
 
         train, held = slice(batch.train), slice(batch.train, None)

@@ -49,14 +49,14 @@ def precision_of(settings: Settings) -> Literal["bfloat16", "float32"]:
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
-def method_of(settings: Settings, counts: np.ndarray, steps: int) -> Method:
+def method_of(settings: Settings, counts: np.ndarray, steps: int, optimizer: Any = None) -> Method:
     """The method with its constants as arrays, so that one program serves them all.
 
-    `counts` are the training rows of each group, `steps` those of the whole run.
+    `counts` are the training rows of each group, `steps` those of the whole run; `optimizer`
+    stands for the one that the settings name.
     """
     s, number = settings, lambda value: jnp.asarray(value, jnp.float32)
-    optimizer: Any = None
-    if s.optimizer != "none":
+    if optimizer is None and s.optimizer != "none":
         optimizer = Optimizer(
             direction(s.optimizer, s.momentum),
             number(s.learning_rate),

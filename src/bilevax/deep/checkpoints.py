@@ -84,6 +84,9 @@ class Checkpoints:
         def begin() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._tidy()
+            need = sum(leaf.nbytes for _, leaf in leaves)
+            if shutil.disk_usage(self.folder).free < need:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             new.mkdir()
 
         def end() -> None:

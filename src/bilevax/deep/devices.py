@@ -17,7 +17,12 @@ class Devices:
     """All devices of all processes, in one line."""
 
     def __init__(self) -> None:
-        self.mesh = Mesh(np.asarray(jax.devices()), ("rows",))
+        # Those of a process side by side: it sends rows that are side by side.
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        counts = np.bincount([device.process_index for device in devices])
+        if len(set(counts.tolist())) > 1:
+            raise ValueError(f"every process must have as many devices, not {counts.tolist()}")
+        self.mesh = Mesh(np.asarray(devices), ("rows",))
 
     @property
     def count(self) -> int:

@@ -13,9 +13,10 @@ from bilevax.deep.build import images_of, method_of, model_of, precision_of
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices
 from bilevax.deep.feed import Feed, Rows, View
+from bilevax.deep.files import read_run
 from bilevax.deep.pixels import Images
 from bilevax.deep.settings import from_dict
-from bilevax.deep.train import judged_on_all, read_run
+from bilevax.deep.train import judged_on_all
 from bilevax.deep.weighted import ERM
 
 
@@ -29,7 +30,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Average, worst and per-group accuracy on each split of a run's data, or of `data`.
 
-    Other data may have other groups, but must have as many classes.
+    Other data may have other groups, but must have the same classes.
     """
     folder = Path(folder)
     settings = from_dict(read_run(folder), str(folder / "settings.json"))
@@ -44,10 +45,10 @@ def evaluate(
     if about is None:
         raise ValueError(f"{folder} has no checkpoint yet")
     images = images_of(settings) if images is None else images
-    if len(images.classes) != len(about["classes"]):
+    if list(images.classes) != about["classes"]:
         raise ValueError(
-            f"the network tells {len(about['classes'])} classes apart "
-            f"({', '.join(about['classes'])}), but the data has {len(images.classes)}"
+            f"the network tells {', '.join(about['classes'])} apart, but the data has the classes "
+            f"{', '.join(images.classes)}: give them the same names"
         )
     devices = Devices()
     method = method_of(settings, np.ones(len(about["groups"])), 1)

@@ -53,7 +53,8 @@ class Rows:
         self.held = None
         if method.takes_validation:
             held = images.rows("validation")
-            self.held = Balanced(held, images.group[held], batch, seed + 1)
+            # Streams of their own, numbered behind those of the training rows.
+            self.held = Balanced(held, images.group[held], batch, seed, first=len(images.groups))
         self.batch = batch if self.held is None else 2 * batch
         self.epoch_batches: int = self.train.epoch_batches
 
@@ -202,7 +203,7 @@ class _Padded:
 def _chunk(given: tuple, state: Any) -> Any:
     """Steps first … first + count − 1 as one loop; one compilation for every count."""
     method, (pixels, label, group), numbers, count, first, seed, view, sharding = given
-    key = jax.random.key(seed)
+    key = augmentation_key(seed)
 
     def step(i: Array, state: Any) -> Any:
         rows = numbers[i]
@@ -216,7 +217,14 @@ def _chunk(given: tuple, state: Any) -> Any:
 @eqx.filter_jit(donate="all-except-first")
 def _step(given: tuple, state: Any) -> Any:
     method, batch, number, seed, view = given
-    return method.step(state, view.batch(*batch, jax.random.fold_in(jax.random.key(seed), number)))
+    return method.step(
+        state, view.batch(*batch, jax.random.fold_in(augmentation_key(seed), number))
+    )
+
+
+def augmentation_key(seed: Array) -> Array:
+    """Apart from the key of the first parameters, which has the seed itself."""
+    return jax.random.fold_in(jax.random.key(seed), 0x617567)
 
 
 @eqx.filter_jit

@@ -75,7 +75,7 @@ def cross_entropy(logits: Array, label: Array) -> Array:
 def group_means(values: Array, group: Array, groups: int) -> Array:
     """The mean of each group's rows; 0 for a group without any."""
     member = (group[:, None] == jnp.arange(groups, dtype=group.dtype)[None, :]).astype(jnp.float32)
-    return (values @ member) / jnp.maximum(member.sum(axis=0), 1)
+    return jnp.matmul(values, member, precision="highest") / jnp.maximum(member.sum(axis=0), 1)
 
 
 def stepped(optimizer: Any, gradient: Tree, memory: Any, at: Tree) -> tuple[Tree, Any]:

@@ -187,6 +187,11 @@ def encoder(name: str, key: Array) -> Encoder:
     return ENCODERS[name](key)
 
 
+def scores(features: Array, head: Array) -> Array:
+    """In full float32: the bilevel method takes differences of nearly equal losses."""
+    return jnp.matmul(features, head.T, precision="highest")
+
+
 class Model(eqx.Module):
     """An encoder (x1) and a linear head without bias (y1), [classes, features]."""
 
@@ -196,7 +201,7 @@ class Model(eqx.Module):
     def logits(self, images: Array) -> Array:
         """With the statistics of batch norm collected in training."""
         features, _ = self.encoder(images, "running")
-        return features @ self.head.T
+        return scores(features, self.head)
 
 
 def model(name: str, classes: int, key: Array) -> Model:

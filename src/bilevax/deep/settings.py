@@ -19,7 +19,8 @@ Network = Literal["cnn", "resnet18", "resnet34", "resnet50"]
 MethodName = Literal["bilevel", "group-dro", "erm"]
 assert get_args(Network) == tuple(ENCODERS)
 
-#: Settings that a resumed run may change: the steps it takes are the same.
+#: Settings that a resumed run may change: the steps it takes are the same. (The rows of the data
+#: are compared too. On an accelerator, other memory may mean another program, and rounding.)
 FREE = ("data", "out", "cache", "memory_gb", "workers", "patience", "save_every", "chunk")
 
 
@@ -49,7 +50,8 @@ class Settings:
     epochs: int = 20
     """Passes over as many rows as there are training rows."""
     patience: int | None = None
-    """Stop after so many epochs without a better worst group on the validation rows."""
+    """Stop after so many epochs without a better worst group on the validation rows; the bilevel
+    method trains on these too."""
     seed: int = 0
     """Of the first parameters, the order of rows, the augmentation and the dominoes."""
 
@@ -105,9 +107,8 @@ class Settings:
     """Steps that the device takes without a word to the host."""
 
     def __post_init__(self):
-        for name in ("data", "out", "weights", "cache"):
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, Path(getattr(self, name)))
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, _checked(name, value))
         for name in ("learning_rate", "rho", "smoothness", "diameter", "epsilon", "tau", "step_q"):
             positive(getattr(self, name), name)
         positive(self.memory_gb, "memory_gb")
@@ -122,16 +123,30 @@ class Settings:
                 whole(getattr(self, name), name, 1)
         for name in ("seed", "workers"):
             whole(getattr(self, name), name, 0)
+        if self.seed >= 1 << 32:
+            raise ValueError(f"seed must be less than 2³², not {self.seed}")
+        if not 0 <= self.correlation <= 1:
+            raise ValueError(f"correlation must be from 0 to 1, not {self.correlation}")
         if self.momentum >= 1:
             raise ValueError(f"momentum must be < 1, not {self.momentum}")
         if self.optimizer == "none" and self.method != "bilevel":
             raise ValueError("optimizer none is the bilevel method's own step; choose sgd or adam")
-        pull = 2 * self.smoothness * self.tau
-        if self.method == "bilevel" and self.iterations > 1 and pull >= 2:
-            raise ValueError(
-                f"with iterations > 1 the pull to the centre diverges unless tau·smoothness < 1, "
-                f"but it is {pull / 2:g}; lower tau"
-            )
+        if self.optimizer == "none" and self.schedule != "constant":
+            raise ValueError("a schedule is of an optimizer; there is none")
+        if self.method == "bilevel" and self.iterations > 1:
+            self._check_pull()
+
+    def _check_pull(self) -> None:
+        """The gradient 2L(x − x^k) of the pull to the centre needs steps that shrink it."""
+        steps = {"tau": (self.tau, 1.0)}
+        if self.optimizer == "sgd":  # of the heavy ball
+            steps["learning_rate"] = (self.learning_rate, 1 + self.momentum)
+        for name, (step, most) in steps.items():
+            if step * self.smoothness >= most:
+                raise ValueError(
+                    f"with iterations > 1 the pull to the centre diverges unless {name}·smoothness "
+                    f"< {most:g}, but it is {step * self.smoothness:g}; lower {name}"
+                )
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -150,7 +165,7 @@ def from_dict(values: Mapping[str, Any], source: str) -> Settings:
         name = key.replace("-", "_")
         if name in given:
             raise ValueError(f"{source}: {name} is given twice")
-        given[name] = _checked(name, value, source)
+        given[name] = value
     try:
         return Settings(**given)
     except (ValueError, TypeError) as error:
@@ -173,14 +188,14 @@ def read_settings(path: Path) -> Settings:
     return from_dict(values, str(path))
 
 
-def _checked(name: str, value: Any, source: str) -> Any:
-    """A value of a file as the type of its setting."""
+def _checked(name: str, value: Any) -> Any:
+    """A value as the type of its setting."""
     hint = get_type_hints(Settings)[name]
     for kind in get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
         choices = get_args(kind)
         if value is None and kind is types.NoneType:
             return None
-        if kind is Path and isinstance(value, str):
+        if kind is Path and isinstance(value, str | Path):
             return Path(value)
         if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
@@ -188,7 +203,7 @@ def _checked(name: str, value: Any, source: str) -> Any:
             return value
     choices = get_args(hint) if get_origin(hint) is Literal else ()
     allowed = f"; it is one of {', '.join(choices)}" if choices else ""
-    raise ValueError(f"{source}: {name} cannot be {value!r}{allowed}")
+    raise ValueError(f"{name} cannot be {value!r}{allowed}")
 
 
 def check_same_run(settings: Settings, saved: Mapping[str, Any], source: str) -> None:

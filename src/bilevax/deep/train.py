@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
+import hashlib
+import importlib
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from bilevax.deep.build import METHODS, images_of, method_of, model_of, precisio
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices, first
 from bilevax.deep.feed import Feed, Rows, View
+from bilevax.deep.files import holds_anything, read_run, write_json
 from bilevax.deep.log import Log
 from bilevax.deep.networks import Model
 from bilevax.deep.pixels import Images
@@ -36,6 +36,10 @@ class Interrupted(Exception):
     """Asked to stop: the checkpoint is written, and `resume` goes on from it."""
 
 
+class Diverged(ValueError):
+    """The loss is no longer finite; what was saved before is."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """The best model by its worst group on the validation rows, and all that is known of it."""
@@ -49,6 +53,7 @@ def train(
     *,
     resume: bool = False,
     images: Images | None = None,
+    optimizer: Any = None,
     show: bool = True,
 ) -> Trained:
     """Train into the folder `settings.out`; with `resume`, go on from its last checkpoint.
@@ -56,25 +61,31 @@ def train(
     The folder gets settings.json, checkpoints/, logs/ (TensorBoard), results.json and
     model.safetensors. Batches, augmentation and first parameters follow from the seed and the
     number of the step, so that a run that is killed and resumed takes the steps that it would have
-    taken. `images` spares reading the data again.
+    taken. `images` spares reading the data again; `optimizer`, any optax transformation, takes the
+    network's steps instead of the one that the settings name.
     """
+    for package in ("orbax.checkpoint", "safetensors.numpy", "tensorboardX"):
+        importlib.import_module(package)  # what is missing shall show before the first step
+    settings = dataclasses.replace(settings, precision=precision_of(settings))
     images = images_of(settings) if images is None else images
-    run = Run(settings, images)
+    run = Run(settings, images, optimizer)
     run.open_folder(resume)
     log = Log(settings.out / "logs", images.groups, run.total, run.step, show)
+    if run.history:
+        log.judged(run.step, "validation", run.history[-1]["validation"])
     try:
         with stopping() as asked:
             run.epochs(log, asked)
+            return run.concluded()
     finally:
         log.close()
         run.feed.close()
-    return run.concluded()
 
 
 class Run:
     """Where a training run stands."""
 
-    def __init__(self, settings: Settings, images: Images):
+    def __init__(self, settings: Settings, images: Images, optimizer: Any = None):
         self.settings, self.images = settings, images
         kind = METHODS[settings.method]
         rows = Rows(images, kind, settings.batch, settings.seed)
@@ -86,7 +97,9 @@ class Run:
             images, rows, view, self.devices, settings.seed,
             steps=self.total, chunk=settings.chunk, workers=settings.workers,
         )  # fmt: skip
-        self.method = self.devices.everywhere(method_of(settings, images.counts[0], self.total))
+        self.method = self.devices.everywhere(
+            method_of(settings, images.counts[0], self.total, optimizer)
+        )
         begin = self.method.init(model_of(settings, len(images.classes)))
         self.state = self.devices.everywhere(begin)
         self.checkpoints = Checkpoints(settings.out / "checkpoints")
@@ -100,15 +113,15 @@ class Run:
         if out.exists() and not out.is_dir():
             raise ValueError(f"{out} is a file, not a folder")
         if not resume:
-            if out.exists() and any(out.iterdir()):
+            if holds_anything(out):
                 raise ValueError(
                     f"the folder {out} is not empty; train into another one, or resume the run in "
                     "it with --resume"
                 )
-        elif known.is_file():
+        elif self.checkpoints.steps():
             check_same_run(self.settings, read_run(out), str(out))
             self._take_up()
-        elif out.exists() and any(out.iterdir()):
+        elif holds_anything(out) and not known.is_file():
             raise ValueError(f"the folder {out} holds no run: there is no {known.name}")
         if jax.process_count() > 1:  # all look before the first one writes
             multihost_utils.sync_global_devices("the folder is as it was")
@@ -117,30 +130,42 @@ class Run:
             write_json(known, self.settings.as_dict())
 
     def _take_up(self) -> None:
+        about = self.checkpoints.about("last") or {}
+        if about.get("data") != self._data():
+            raise ValueError(
+                f"{self.settings.out} was trained with other images than {self.settings.data} now "
+                "has: other rows, labels, groups or splits; train into another folder"
+            )
         saved = self.checkpoints.last(self.state)
-        if saved is None:  # killed before the first
-            return
-        self.step, self.state = saved.step, saved.state
-        self.history, self.seconds = saved.about["history"], saved.about["seconds"]
+        assert saved is not None
+        self.step, self.state, about = saved.step, saved.state, saved.about
+        self.history, self.seconds, self.rate = about["history"], about["seconds"], about["rate"]
+
+    def _data(self) -> str:
+        """A digest of what the data says of each row, and of its order: it sets the batches."""
+        images = self.images
+        digest = hashlib.sha256(repr((images.classes, images.groups, images.size)).encode())
+        for column in (images.label, images.group, images.split):
+            digest.update(np.ascontiguousarray(column).tobytes())
+        return digest.hexdigest()
 
     def epochs(self, log: Log, asked: threading.Event) -> None:
         """All steps that are left, or until patience is at its end."""
         every = self.settings.save_every or self.per_epoch
         while self.step < self.total and not self._out_of_patience():
+            saved = self.step
             end = min(
                 (self.step // self.per_epoch + 1) * self.per_epoch,
                 (self.step // every + 1) * every,
             )
             while self.step < end and not any_of(asked):
                 self._advance(min(self.settings.chunk, end - self.step), log)
-            self._check_finite()
-            judged = self.step > 0 and self.step % self.per_epoch == 0
-            # An epoch that was judged before the run was stopped is not judged again.
-            if judged and len(self.history) < self.step // self.per_epoch:
-                self._judge(log)
-            else:
-                judged = False
-            self._save(best=judged and self._since_best() == 0)
+            if self.step > saved:
+                self._check_finite(float(self.method.seen(self.state)["loss"]))
+                ended = self.step % self.per_epoch == 0
+                if ended:
+                    self._judge(log)
+                self._save(best=ended and self._since_best() == 0)
             if any_of(asked):
                 raise Interrupted(
                     f"stopped after step {self.step}; go on with the same command and --resume"
@@ -156,18 +181,18 @@ class Run:
         self.rate = count * self.feed.rows.batch / took
         log.steps(self.step, seen, self.rate)
 
-    def _check_finite(self) -> None:
-        loss = float(self.method.seen(self.state)["loss"])
+    def _check_finite(self, loss: float) -> None:
         if not np.isfinite(loss):
             kept = self.checkpoints.steps()
             where = f"the last checkpoint is of step {kept[-1]}" if kept else "none is saved yet"
-            raise ValueError(
+            raise Diverged(
                 f"the loss is {loss} by step {self.step}: the run diverged ({where}); lower the "
                 "learning rate, tau or rho"
             )
 
     def _judge(self, log: Log) -> None:
         found = self.feed.judge(self.method.model(self.state), "validation")
+        self._check_finite(found["loss"])
         log.judged(self.step, "validation", found)
         seen = {k: np.asarray(v).tolist() for k, v in self.method.seen(self.state).items()}
         self.history.append({"step": self.step, "validation": found, **seen})
@@ -186,8 +211,10 @@ class Run:
             "settings": self.settings.as_dict(),
             "classes": list(self.images.classes),
             "groups": list(self.images.groups),
+            "data": self._data(),
             "history": self.history,
             "seconds": self.seconds,
+            "rate": self.rate,
         }
         self.checkpoints.save(self.step, self.state, about, best=best)
 
@@ -252,24 +279,3 @@ def any_of(asked: threading.Event) -> bool:
     if jax.process_count() == 1:
         return asked.is_set()
     return bool(np.any(multihost_utils.process_allgather(np.asarray(asked.is_set()))))
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """The settings of the run in a folder."""
-    path = folder / "settings.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no run: there is no {path.name}")
-    try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Complete or not there."""
-    temporary = path.with_name(path.name + "~")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(values, file, indent=1, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

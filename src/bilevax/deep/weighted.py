@@ -20,7 +20,7 @@ from bilevax.deep.methods import (
     stepped,
     with_trained,
 )
-from bilevax.deep.networks import Model, split
+from bilevax.deep.networks import Model, scores, split
 
 
 class WeightedState(eqx.Module):
@@ -113,7 +113,7 @@ def begun(method: Any, model: Model) -> WeightedState:
 def descended(method: Any, state: WeightedState, batch: Batch, weigh: Any) -> WeightedState:
     """A step on the loss that `weigh` makes of the rows' losses, beside new weights of groups."""
     features, pull, encoder = encoded(state.encoder, batch.images, method.statistics)
-    loss_of = lambda features, head: weigh(cross_entropy(features @ head.T, batch.label))
+    loss_of = lambda features, head: weigh(cross_entropy(scores(features, head), batch.label))
     (loss, weights), slopes = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(
         features, state.head
     )

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax.deep.files import put_in_place
 from bilevax.deep.networks import Encoder, Model, named_arrays
 
 #: Keys of their files that an encoder has no use for: the last layer, and counters of batches.
@@ -61,10 +62,9 @@ def save_model(model: Model, path: str | Path) -> None:
     temporary = path.with_name(path.name + "~")
     try:
         save_file({**arrays, "fc.weight": np.asarray(model.head)}, temporary)
-        temporary.replace(path)
-    except BaseException:
+        put_in_place(temporary, path)
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-_MOST_THREADS = 32
+_MOST_THREADS = 16
 
 
 def in_order(
@@ -49,7 +49,7 @@ def _processes(
             try:
                 result = next(results)
             except RuntimeError as error:
-                raise RuntimeError(
+                raise ChildProcessError(
                     f"a process that decodes images ended ({error}). In a script, the call must be "
                     "under if __name__ == '__main__'. If memory is short, use fewer workers, or 0 "
                     "for threads"
@@ -67,7 +67,7 @@ def _threads(
     try:
         for i in numbers:
             ahead.append(pool.submit(work, i))
-            if len(ahead) > 2 * threads:
+            if len(ahead) > threads + 1:
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
