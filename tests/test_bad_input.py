@@ -802,8 +802,24 @@ ENTRIES = {
 }
 
 
-@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
-@pytest.mark.parametrize("block", ["x1", "x2", "y1", "y2", "z1"])
+def entries(*short: tuple[str, str]) -> Any:
+    """Every first with every entry, of which those that check or solve are long unless named."""
+    firsts = dict.fromkeys(first for first, _ in short)
+    return [
+        pytest.param(
+            *(first, call),
+            id=f"{first}-{name}",
+            marks=() if name == "predict" or (first, name) in short else pytest.mark.long,
+        )
+        for first in firsts
+        for name, call in ENTRIES.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "entry"),
+    entries(*((block, "solve") for block in ("x1", "x2", "y1", "y2", "z1")), ("x1", "check")),
+)
 def test_a_start_outside_is_projected_with_a_warning(entry: Callable[..., Any], block: str):
     blocks = {"x1": TWO, "x2": TWO, "y1": TWO, "y2": TWO, "z1": TWO} | {block: 3 * jnp.ones(2)}
     with one_warning(StartWarning, f"start.{block} ", "outside", "projected"):
@@ -816,8 +832,7 @@ def test_the_run_begins_at_the_projection():
     np.testing.assert_array_equal(solution.point.x, np.ones(2))
 
 
-@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
-@pytest.mark.parametrize("where", ["upper", "lower"])
+@pytest.mark.parametrize(("where", "entry"), entries(("upper", "solve"), ("lower", "check")))
 def test_a_captured_array_is_warned_about(entry: Callable[..., Any], where: str):
     large = jnp.ones(1 << 18)
     functions = {"upper": f, "lower": g}

@@ -104,8 +104,8 @@ def ball_problem():
     ("make", "solver", "epsilon", "records", "stages"),
     [
         (linear_problem, FOP, 0.2, 10, 3),
-        (linear_problem, SMO, 0.4, 40, 6),
-        (ball_problem, FOP, 0.2, 60, 3),
+        pytest.param(linear_problem, SMO, 0.4, 40, 6, marks=pytest.mark.long),
+        pytest.param(ball_problem, FOP, 0.2, 60, 3, marks=pytest.mark.long),
         (ball_problem, SMO, 0.6, 23, 2),
         (ball_problem, "theory", 0.9, 8, 1),
     ],
@@ -200,7 +200,12 @@ VARIANTS = {
 
 @pytest.mark.parametrize(
     ("kind", "variant"),
-    [(FOP, "pytrees"), (SMO, "pytrees"), (FOP, "none"), (SMO, "none")],
+    [
+        (FOP, "none"),
+        (SMO, "pytrees"),
+        pytest.param(FOP, "pytrees", marks=pytest.mark.long),
+        pytest.param(SMO, "none", marks=pytest.mark.long),
+    ],
 )
 def test_equalities_pytrees_and_no_constraints(kind, variant):
     problem = response_problem(**VARIANTS[variant])

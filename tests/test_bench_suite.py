@@ -140,8 +140,14 @@ def test_a_missing_file_is_named(capsys):
     assert "there_is_none.json" in capsys.readouterr().err
 
 
+PUBLISHED = [
+    "d_1992_01",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("as_2013_01", "c_2002_03")),
+]
+
+
 @pytest.mark.skipif(not SHARED.exists(), reason="the published suite is not beside the checkout")
-@pytest.mark.parametrize("name", ["as_2013_01", "d_1992_01", "c_2002_03"])
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_problems_are_reached(name):
     (record,) = [r for r in load(SHARED) if r.name == name]
     found = suite.run(record, suite.Settings(SHARED, starts=3, max_gradients=50_000))

@@ -148,8 +148,14 @@ def seed_of(name: str) -> int:
     return sum(map(ord, name))
 
 
-families = pytest.mark.parametrize("name", list(ind.FAMILIES))
-every_case = pytest.mark.parametrize("name", [*ind.FAMILIES, *ind.LIBRARY])
+# Long: where others have the same blocks, or the same terms. The library has simplices and no x2.
+LONG = ("simplex game", "without x2", "many_saddles", "unique_saddle", "boundary")
+FAMILY_NAMES, LIBRARY_NAMES = (
+    [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in names]
+    for names in (ind.FAMILIES, ind.LIBRARY)
+)
+families = pytest.mark.parametrize("name", FAMILY_NAMES)
+every_case = pytest.mark.parametrize("name", [*FAMILY_NAMES, *LIBRARY_NAMES])
 
 
 def assert_lines(certificate: bx.Certificate, wanted: dict[str, float], within: float) -> None:
@@ -258,7 +264,9 @@ def near(case: Case, name: str, size: float, rng: np.random.Generator) -> np.nda
     return case.reference.term(name).project(block + size * rng.normal(size=block.size))
 
 
-@pytest.mark.parametrize("name", ["box saddle", "without y2", "trees"])
+@pytest.mark.parametrize(
+    "name", ["without y2", "trees", pytest.param("box saddle", marks=pytest.mark.long)]
+)
 def test_witnesses_are_found(name):
     """Best responses are unique at a generic point, so the reference knows which they must be."""
     rng = np.random.default_rng(seed_of(name) + 1)
@@ -508,7 +516,7 @@ def test_outside_the_domain_epsilon_is_infinite(name, far):
 
 
 def test_outside_the_domain_nothing_is_found_either():
-    case = case_of("box saddle")
+    case = case_of("trees")
     for block in ind.BLOCKS[:1] + ind.BLOCKS[2:]:  # x2 is sought anew
         p = case.certified | {block: case.certified[block] + 5.0}
         assert case.certify(p, witnesses=False).epsilon == math.inf
@@ -733,7 +741,7 @@ def test_a_minimax_point_that_is_not_finite_is_refused_by_name(side):
 
 def certificates() -> list[bx.Certificate]:
     rng = np.random.default_rng(21)
-    first, second = case_of("simplex game"), minimax_case("boxes")
+    first, second = case_of("box saddle"), minimax_case("boxes")
     outside = first.certified | {"x1": first.certified["x1"] + 9.0}
     return [
         first.certify(first.reference.sample(rng)),

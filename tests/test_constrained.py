@@ -549,7 +549,38 @@ def test_a_float32_start_with_float64_data_is_refused():
     assert "bilevax called upper(x, y, data)" in "".join(caught.value.__notes__)
 
 
+def clipped(bound, **given):
+    """y = min(x, bound) below, held by λ̄ = 2(x − y); above, (x − ½)² + y²."""
+    box = terms.Box(-1.0, 1.0)
+    return bx.ConstrainedBilevelProblem(
+        clipped_upper, clipped_lower, constraints=clipped_by, x=box, y=box, data=bound, **given
+    )
+
+
+def clipped_upper(x, y, bound):
+    return jnp.sum((x - 0.5) ** 2 + y**2)
+
+
+def clipped_lower(x, y, bound):
+    return jnp.sum((y - x) ** 2)
+
+
+def clipped_by(x, y, bound):
+    return y - bound
+
+
 def test_float32_reaches_what_float32_can():
+    """With y ≤ 0.1 the answer is x = ½, y = 0.1."""
+    problem, start = clipped(np.float32(0.1)), single(LINE)
+    solution = bx.solve(problem, start, tolerance=1e-2, solver=bx.Adaptive(), max_gradients=MOST)
+    assert solution.status == "certified", solution.status
+    leaves = jax.tree.leaves((solution.point, solution.state.lift.bounds))
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
+    assert solution.certificate.objective == pytest.approx(0.01, abs=3e-2)
+
+
+@pytest.mark.long
+def test_float32_reaches_what_it_can_with_exponentials():
     start, d = single(start_at()), FAMILY["exponential"]
     solution = bx.solve(
         problem_of(single(d)), start, tolerance=1e-2, solver=bx.Adaptive(), max_gradients=MOST
@@ -667,20 +698,17 @@ def test_the_smoothness_of_f_is_not_taken_for_that_of_f_with_weighed_constraints
 
 @functools.cache
 def solved_within(bound):
-    problem = problem_of(FAMILY["lp"], multiplier_bound=bound)
-    return bx.solve(
-        problem, start_at(), tolerance=TOLERANCE, solver=bx.Adaptive(), max_gradients=60_000
-    )
+    problem = clipped(np.asarray(0.1), multiplier_bound=bound)
+    return bx.solve(problem, LINE, tolerance=TOLERANCE, solver=bx.Adaptive(), max_gradients=60_000)
 
 
 def test_a_given_bound_is_used_and_kept():
-    """λ = (0.73, 0.27, 0) fits into a bound of 2. A bound too small must not be overstepped."""
+    """At x = ½, λ̄ = 0.8 fits into a bound of 2. A bound too small must not be overstepped."""
     fine, tight = solved_within(2.0), solved_within(0.5)
     assert fine.status == "certified", fine.status
-    found = fine.point.multipliers.lam_bar
-    np.testing.assert_allclose(found, solved("lp").point.multipliers.lam_bar, atol=1e-3)
+    np.testing.assert_allclose(fine.point.multipliers.lam_bar, 0.8, atol=1e-3)
     assert np.all(np.asarray(tight.point.multipliers.lam_bar) <= 0.5)
-    np.testing.assert_array_equal(tight.state.lift.bounds.lower[0], [0.5] * 3)
+    np.testing.assert_array_equal(tight.state.lift.bounds.lower[0], [0.5])
     assert tight.status != "certified" or tight.certificate.epsilon <= TOLERANCE
 
 
@@ -731,7 +759,7 @@ def test_resuming_gives_the_same_run_across_a_growth_of_bounds(where, tmp_path):
 
 def test_the_state_of_another_constrained_run_is_refused():
     with pytest.raises(ValueError, match="another run"):
-        solve(FAMILY["lp"], resume=solved_tree("equalities").state)
+        solve(FAMILY["lp"], resume=solved_within(2.0).state)
 
 
 # The paper's method on the Lagrangian.
@@ -793,7 +821,8 @@ def test_data_is_an_argument_and_not_a_constant_of_the_program():
     from bilevax.run import _advance, _init
 
     large = np.random.default_rng(0).normal(size=(250_000, 2))
-    stated = problem_of(FAMILY["logistic"] | {"D": large})
+    given = {"multiplier_bound": 3.0, "upper_smoothness": 9.0, "lower_smoothness": 9.0}
+    stated = problem_of(FAMILY["logistic"] | {"D": large}, **given)
     start = validate(stated, start_at())
     bounds = first_bounds(stated, start)
     problem, begin = lagrangian(stated, bounds), bilevel_point(start, bounds)

@@ -471,7 +471,10 @@ def random_point(case: Case, rng: np.random.Generator, x: np.ndarray | None = No
     return p
 
 
-every_family = pytest.mark.parametrize("name", list(FAMILIES))
+# Long: what lacks constraints that "only equalities" and "linear" lack, too.
+LONG = ("only upper", "unconstrained")
+NAMES = [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in FAMILIES]
+every_family = pytest.mark.parametrize("name", NAMES)
 
 
 def seed_of(name: str) -> int:
@@ -696,7 +699,12 @@ def test_the_allowance_for_rounding_is_small(name):
         assert case.judge(raised(case.planted, rho)).epsilon <= 1e-12 * rho + 1e-10
 
 
-@every_family
+# Constraints have no part in this: one family of each pair of domains is short.
+DOMAINS = ("linear", "L1", "trees")
+EACH_DOMAIN = [n if n in DOMAINS else pytest.param(n, marks=pytest.mark.long) for n in FAMILIES]
+
+
+@pytest.mark.parametrize("name", EACH_DOMAIN)
 def test_outside_its_domain_a_point_is_not_certified(name):
     case = case_of(name)
     for block in "xyz":
@@ -938,13 +946,23 @@ def test_solutions_are_certified_without_witnesses(name):
     assert_true(case, certificate, found)
 
 
-@every_known
-@pytest.mark.parametrize("kind", ["moved", "relaxed", "infeasible"])
+# Short: every way for a linear and a quadratic constraint, one with nothing active; the test after
+# this one moves along the others, too.
+EVERY_WAY = ("upper constraint", "quadratic constraint")
+NO_SOLUTIONS = [
+    (name, kind)
+    if name in EVERY_WAY or (name, kind) == ("inactive", "moved")
+    else pytest.param(name, kind, marks=pytest.mark.long)
+    for name, known in KNOWN.items()
+    for kind in ("moved", "relaxed", "infeasible")
+    if getattr(known, kind) is not None
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), NO_SOLUTIONS)
 def test_what_is_no_solution_is_not_certified(name, kind):
-    case, at = known_case(name), getattr(KNOWN[name], kind)
-    if at is None:
-        return
-    p, r = bare(at), case.reference
+    case = known_case(name)
+    p, r = bare(getattr(KNOWN[name], kind)), case.reference
     c, e, G = (r.kinds[k].values(p["x"], p["y"]) for k in list(KINDS)[:3])
     feasible = max(*c, *np.abs(e), *G) <= 1e-9
     gap = r.lower_value(p["x"], p["y"]) - r.least(p["x"])
@@ -1027,6 +1045,7 @@ def test_rounding_is_not_magnified_into_a_certificate():
     assert not false
 
 
+@pytest.mark.long  # test_constrained.py asks the same of another problem
 def test_the_point_of_a_solution_repeats_its_certificate():
     instance = library.bilevel_linear(3, 3, 2, 0)
     solution = bx.solve(instance.problem, instance.start, tolerance=1e-3)
@@ -1052,7 +1071,9 @@ def rounded(case: Case) -> Case:
     return case_from(reference, p, 0.0, case.trees, np.float32)
 
 
-@pytest.mark.parametrize("name", ["upper", "unconstrained", "L1"])
+@pytest.mark.parametrize(
+    "name", ["upper", "unconstrained", pytest.param("L1", marks=pytest.mark.long)]
+)
 def test_float32(name):
     """No line is below the truth, nor far above it."""
     rng = np.random.default_rng(seed_of(name) + 6)

@@ -224,9 +224,11 @@ def test_gradient_counts_are_those_of_real_calls(limit):
     assert len(lowers) == int(state.starter.gradients) + int(state.outer.gradients)
 
 
-LONG = ("matrix_game", 0.01)  # 3e7 gradients
+# Trees, simplices in both levels, a term that is no set, a nonconvex upper level.
+SHORT = [(name, 0.1) for name in ("trees_of_blocks", "worst_group", "soft_threshold")]
+SHORT += [("double_well", 0.1), ("double_well", 0.01)]
 PAIRS = [(name, epsilon) for name in library.INSTANCES for epsilon in (0.1, 0.01)]
-TABLE = [pytest.param(*p, marks=pytest.mark.long) if p == LONG else p for p in PAIRS]
+TABLE = [p if p in SHORT else pytest.param(*p, marks=pytest.mark.long) for p in PAIRS]
 
 
 @pytest.mark.parametrize(("name", "epsilon"), TABLE)
@@ -267,6 +269,7 @@ def test_the_method_also_stops_by_its_own_test_and_is_then_stationary():
         assert getattr(certificate, line) <= epsilon
 
 
+@pytest.mark.long  # test_adaptive.py has the first, more tightly
 @pytest.mark.parametrize("name", ["double_well", "matrix_game"])
 def test_float32_reaches_what_float32_can(name):
     """These functions hold no arrays, so a float32 start makes all of it float32."""

@@ -159,7 +159,7 @@ import numpy as np
 import bilevax as bx
 from bilevax.problems import library
 
-instance = library.noisy("unique_saddle", deviation=0.3)
+instance = library.noisy("double_well", deviation=0.3)
 inner = bx.SAPD(iterations=2, tau=0.08, sigma=0.08, theta=1.0)
 outer = bx.StochasticProximalPoint(iterations=10**6, inner=inner)
 solution = bx.solve(
@@ -216,7 +216,7 @@ import bilevax as bx
 from bilevax.problems import library
 
 mesh = Mesh(np.asarray(jax.devices()), ("batch",))
-instance = library.noisy("unique_saddle", deviation=0.3, batch=16)
+instance = library.noisy("double_well", deviation=0.3, batch=16)
 everywhere = lambda tree: bx.data.replicated(tree, mesh)
 source = bx.data.Arrays(
     everywhere(instance.problem.data.arrays), 16,
@@ -665,7 +665,8 @@ def test_constant_steps_are_half_of_one_over_the_smoothness():
 def test_a_step_leaves_the_types_of_a_state_as_they_were():
     """Or the loop would be compiled twice. `Adaptive` and the stochastic default."""
     for stochastic in (False, True):
-        instance = noisy("worst_group", deviation=0.3) if stochastic else library.get("worst_group")
+        name = "unique_saddle"
+        instance = noisy(name, deviation=0.3) if stochastic else library.get(name)
         problem = instance.problem
         start = validate(reference(problem), instance.start)
         solver = default_solver(problem).prepare(problem, start, 0.1)
