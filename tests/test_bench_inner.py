@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 inner = pytest.importorskip("inner")
 
 
+@pytest.mark.long
 def test_every_method_solves_a_strongly_monotone_subproblem():
     """The saddle point of a quadratic, inside of all bounds: there the operator is zero."""
     box, zero = bx.terms.Box(-1.0, 1.0), jnp.zeros(1)

@@ -524,7 +524,7 @@ def test_an_objective_that_returns_an_array_is_named():
         bx.solve(one_dimensional(lower=lambda x, y: y), LINE, solver=bx.Adaptive())
 
 
-EMPTY = pytest.param(lambda x, y: {"a": y[:0], "b": x[:0]}, id="empty")
+EMPTY = pytest.param(lambda x, y: {"a": y[:0], "b": x[:0]}, id="empty", marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("constraints", [pytest.param(None, id="none"), EMPTY])
@@ -651,7 +651,10 @@ def test_bounds_of_another_shape_are_named(given):
         bx.solve(problem_of(FAMILY["lp"], multiplier_bound=given), start_at(), solver=bx.Adaptive())
 
 
-@pytest.mark.parametrize("name", ["qcqp", "logistic", "ball", "exponential", "lp"])
+LONG = pytest.param("qcqp", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("name", [LONG, "logistic", "ball", "exponential", "lp"])
 def test_a_bound_found_is_one(name):
     """At the start's x no multiplier is larger."""
     _, _, duals = Lower(FAMILY[name])(0.0)

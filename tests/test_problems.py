@@ -150,7 +150,7 @@ def instances(*short, without=()):
     return [n if n in short else pytest.param(n, marks=pytest.mark.long) for n in every]
 
 
-@pytest.mark.parametrize("name", instances("trees_of_blocks", "soft_threshold"))
+@pytest.mark.parametrize("name", instances("soft_threshold"))
 def test_the_librarys_constants_and_class_are_as_stated(name):
     instance = get(name)
     report = instance.problem.check(instance.start, samples=16)
@@ -176,9 +176,7 @@ def settle(solver, sub, begin):
     return solver.output(sub, state), solver.done(sub, state)
 
 
-@pytest.mark.parametrize(
-    "name", instances("worst_group", "soft_threshold", without=("many_saddles",))
-)
+@pytest.mark.parametrize("name", instances("soft_threshold", without=("many_saddles",)))
 def test_the_librarys_answers_are_local_solutions(name):
     """At the answer the lower gap is 0; near it, x1 with its saddle point does no better."""
     instance = get(name)

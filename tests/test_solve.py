@@ -226,6 +226,7 @@ SCRIPT = """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills processes by POSIX signals")
+@pytest.mark.long  # test_stochastic.py kills processes too
 def test_a_killed_process_is_taken_up_from_its_checkpoint(tmp_path):
     """Killed outright, twice, at moments nobody chose: the checkpoint is whole and leads on."""
     script = tmp_path / "run.py"

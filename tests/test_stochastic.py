@@ -293,6 +293,7 @@ def test_certificates_from_samples_hold_as_often_as_they_say():
     assert certificate.epsilon > certificate.estimate.epsilon
 
 
+@pytest.mark.long
 def test_more_batches_narrow_the_interval():
     instance = noisy("unique_saddle", deviation=0.3)
     point = solved().point
