@@ -651,10 +651,7 @@ def test_bounds_of_another_shape_are_named(given):
         bx.solve(problem_of(FAMILY["lp"], multiplier_bound=given), start_at(), solver=bx.Adaptive())
 
 
-LONG = pytest.param("qcqp", marks=pytest.mark.long)
-
-
-@pytest.mark.parametrize("name", [LONG, "logistic", "ball", "exponential", "lp"])
+@pytest.mark.parametrize("name", ["qcqp", "logistic", "ball", "exponential", "lp"])
 def test_a_bound_found_is_one(name):
     """At the start's x no multiplier is larger."""
     _, _, duals = Lower(FAMILY[name])(0.0)
