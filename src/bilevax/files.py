@@ -1,0 +1,66 @@
+"""Files that are complete or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def replaced(path: str | Path) -> Iterator[Path]:
+    """A temporary file beside `path` to write to, which takes its place at the end.
+
+    Where the writing fails, `path` stays as it was and the temporary file goes. The content is on
+    the disk before the file gets its name, so a crash leaves the old file or the new one.
+    """
+    path = Path(path)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix="~")
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: str | Path, *parts: bytes | memoryview) -> None:
+    """Write these bytes, one part behind the other."""
+    with replaced(path) as temporary, temporary.open("wb") as file:
+        for part in parts:
+            file.write(part)
+
+
+def write_json(path: str | Path, values: Any) -> None:
+    """Write values as JSON that a person can read. NaN and infinity are refused."""
+    text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_bytes(path, text.encode())
+
+
+def check_writable(path: Any, name: str) -> Path:
+    """Refuse, before a run, a file that could not be written after it; `name` is the argument."""
+    if not isinstance(path, str | Path):
+        raise TypeError(f"{name} must be the path of a file, not {path!r}")
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{name} must be the path of a file; {path} is a folder")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{name}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"{name}: {path} cannot be written")
+    return path
+
+
+def _umask() -> int:
+    """The process's own, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
