@@ -42,7 +42,7 @@ from bilevax.certificates.kkt import kkt
 from bilevax.data.source import Source, as_key
 from bilevax.problems import library
 from bilevax.problems.stochastic import whole
-from bilevax.solve import default_solver
+from bilevax.solvers import default_solver
 
 KEYS, DEVIATION, BATCH = 20, 0.3, 10
 # Part one: subproblems and steps of each, the estimator's momentum, the steps' 1/(τL).

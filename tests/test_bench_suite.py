@@ -10,7 +10,7 @@ import pytest
 from bilevax.bench import suite
 from bilevax.bench.records import load
 from bilevax.cli import main
-from bilevax.solution import Status
+from bilevax.driver.solution import Status
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "basblib.json"
 

@@ -292,7 +292,7 @@ def test_witnesses_that_are_given_are_kept():
     """Without ρ alone, (x2, z1, z2) stay as they are and the best ρ for them is found."""
     case = case_of("without y2")
     p = case.reference.sample(np.random.default_rng(5))
-    point = dataclasses.replace(case.point(p), rho=None)
+    point = case.point(p).replace(rho=None)
     certificate = bx.certify(case.problem, point)
     p |= {"rho": certificate.rho}
     assert_lines(certificate, ind.residuals(case.reference, p), TIGHT)
@@ -574,7 +574,7 @@ def test_a_function_that_is_not_a_number_certifies_nothing(block, where, bad, wi
     problem = bx.BilevelProblem(*cusped(), x1=box, y1=box, y2=box, data=data)
     point = bx.Point(x1=zero, y1=zero, y2=zero)
     if witnesses:
-        point = dataclasses.replace(point, z1=zero, z2=zero, rho=1.0)
+        point = point.replace(z1=zero, z2=zero, rho=1.0)
     certificate = bx.certify(problem, point)
     assert not any(math.isnan(value) for value in certificate.lines().values())
     assert math.isfinite(certificate.epsilon) == (block is None)
@@ -620,7 +620,7 @@ def test_a_witness_of_another_shape_is_refused():
     assert bx.certify(problem, point).gap == pytest.approx(2.0)
     for witness in ("z1", "z2"):
         with pytest.raises(ValueError, match=witness):
-            bx.certify(problem, dataclasses.replace(point, **{witness: jnp.zeros(1)}))
+            bx.certify(problem, point.replace(**{witness: jnp.zeros(1)}))
 
 
 # ---------------------------------------------------------------------------------------------

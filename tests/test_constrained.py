@@ -19,11 +19,13 @@ from scipy import optimize
 import bilevax as bx
 import transcription
 from bilevax import terms
-from bilevax.lift import first_lift, watched
+from bilevax.driver.loop import piece_of_steps
 from bilevax.problems import library, linear
 from bilevax.problems.lagrangian import bilevel_point, lagrangian
 from bilevax.problems.validate import validate
-from bilevax.solvers.multipliers import NoSlaterPoint, first_bounds
+from bilevax.programs import quick
+from bilevax.solvers.base import initial
+from bilevax.solvers.multipliers import GrowingLagrangian, NoSlaterPoint, first_bounds
 
 NAN, INF = float("nan"), float("inf")
 TOLERANCE = 1e-4
@@ -664,7 +666,7 @@ def test_a_bound_too_small_grows():
     first = np.asarray(bounds_of(problem_of(FAMILY["growing"]), start_at(-0.98)).lower[0])
     solution = solved("growing")
     reached = float(solution.point.multipliers.lam_bar[0])
-    last = np.asarray(solution.state.lift.bounds.lower[0])
+    last = np.asarray(solution.state.solver_state.reformulation.bounds.lower[0])
     assert reached > 50 * 0.02
     assert first[0] < reached < last[0]
     assert last[0] == pytest.approx(first[0] * 4 ** round(np.log(last[0] / first[0]) / np.log(4)))
@@ -675,14 +677,16 @@ def test_a_bound_too_small_grows():
 def test_a_bound_grows_unless_it_is_the_one_given(given):
     """Every multiplier touches its bound at every look: those that bilevax found must grow."""
     problem = one_dimensional(upper_constraints=lambda x, y: x + y - 1.5, **{given: 3.0})
-    lift = first_lift(problem, LINE)
-    first = lift.bounds
+    lagrangian = GrowingLagrangian.of(problem, LINE)
+    first = lagrangian.bounds
     at_bound = bx.Point(y2=first.lower, x2=(first.upper, first.shared))
     for _ in range(20):
-        lift = watched(lift, problem, at_bound, 0)
+        lagrangian, _ = lagrangian.reviewed(problem, lagrangian.signals(at_bound))
+        if lagrangian.looks == 0:  # they grew, and nothing touches the new ones
+            break
     grew = {
-        "multiplier_bound": np.all(lift.bounds.lower[0] > first.lower[0]),
-        "upper_multiplier_bound": np.all(lift.bounds.upper[0] > first.upper[0]),
+        "multiplier_bound": np.all(lagrangian.bounds.lower[0] > first.lower[0]),
+        "upper_multiplier_bound": np.all(lagrangian.bounds.upper[0] > first.upper[0]),
     }
     assert grew == {name: name != given for name in grew}
 
@@ -818,8 +822,6 @@ def test_the_penalty_method_follows_the_paper_on_a_linear_problem():
 
 def test_data_is_an_argument_and_not_a_constant_of_the_program():
     """Four megabytes of data would be four megabytes of program text if they were built in."""
-    from bilevax.run import _advance, _init
-
     large = np.random.default_rng(0).normal(size=(250_000, 2))
     given = {"multiplier_bound": 3.0, "upper_smoothness": 9.0, "lower_smoothness": 9.0}
     stated = problem_of(FAMILY["logistic"] | {"D": large}, **given)
@@ -827,6 +829,6 @@ def test_data_is_an_argument_and_not_a_constant_of_the_program():
     bounds = first_bounds(stated, start)
     problem, begin = lagrangian(stated, bounds), bilevel_point(start, bounds)
     solver = bx.Adaptive().prepare(problem, begin, TOLERANCE)
-    state = _init(solver, problem, begin)
-    text = _advance.lower(solver, problem, state, jnp.asarray(4)).as_text()
+    state = initial(solver, problem, begin)
+    text = quick(piece_of_steps).lower(solver, problem, state, jnp.asarray(4)).as_text()
     assert len(text) < 2_000_000

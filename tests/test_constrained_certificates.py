@@ -24,7 +24,7 @@ import bilevax as bx
 import independent as ind
 from bilevax import terms
 from bilevax.certificates import judge
-from bilevax.certificates.constrained_witness import constrained_witnesses
+from bilevax.certificates.constrained_witnesses import constrained_witnesses
 from bilevax.problems import library
 
 TIGHT = 1e-6
@@ -770,15 +770,13 @@ def test_witnesses_must_fit_the_problem():
         for value in (None, jnp.zeros(5), jnp.zeros(()), jnp.zeros((1, 2))):
             changed = dataclasses.replace(point.multipliers, **{name: value})
             with pytest.raises(ValueError, match=name):
-                bx.certify(case.problem, dataclasses.replace(point, multipliers=changed))
+                bx.certify(case.problem, point.replace(multipliers=changed))
     with pytest.raises(ValueError, match=r"\.z "):
-        bx.certify(case.problem, dataclasses.replace(point, z=jnp.zeros(1)))
+        bx.certify(case.problem, point.replace(z=jnp.zeros(1)))
     plain = case_of("unconstrained")
     extra = bx.Multipliers(lam=jnp.zeros(2))
     with pytest.raises(ValueError, match="lam"):
-        bx.certify(
-            plain.problem, dataclasses.replace(plain.point(plain.planted), multipliers=extra)
-        )
+        bx.certify(plain.problem, plain.point(plain.planted).replace(multipliers=extra))
 
 
 # ---------------------------------------------------------------------------------------------

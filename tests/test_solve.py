@@ -19,8 +19,10 @@ import pytest
 
 import bilevax as bx
 from bilevax import terms
+from bilevax.driver import checkpoint as checkpoints
+from bilevax.driver import schedule
 from bilevax.problems import library
-from bilevax.solution import Status
+from bilevax.driver.solution import Status
 
 get = functools.cache(library.get)  # the same functions each time, so one compilation serves all
 
@@ -92,15 +94,11 @@ def test_a_method_that_stops_uncertified_says_so():
     assert not solution.certified
 
 
-def stalled(epsilons):
-    """What the driver says of a run whose looks, at growing counts, saw these ε."""
-    counts = [64 * 1.05**k for k in range(len(epsilons))]
-    run = types.SimpleNamespace(
-        solver=types.SimpleNamespace(in_stages=False),
-        fell_back_at=None,
-        history={"gradients": counts, "epsilon": epsilons},
-    )
-    return sys.modules["bilevax.run"].Run._stalled(run)
+def stalled(epsilons, objectives=None, **options):
+    """The stall rule on checks at counts that grow as those of a run do."""
+    counts = [0, *np.cumsum(np.maximum(64, 1.05 ** np.arange(len(epsilons) - 1) * 64)).astype(int)]
+    objectives = [0.0] * len(epsilons) if objectives is None else objectives
+    return schedule.stalled(counts, epsilons, objectives, **options)
 
 
 def test_only_a_run_that_moves_and_does_not_improve_is_stalled():
@@ -109,6 +107,16 @@ def test_only_a_run_that_moves_and_does_not_improve_is_stalled():
     assert not stalled(list(1 + rng.uniform(size=40)))  # too early to say
     assert not stalled([1.0] * 200)  # a long subproblem: the point has not moved yet
     assert not stalled([1.1**-k for k in range(200)])  # falls
+
+
+def test_a_method_with_a_theorem_is_spared_while_its_objective_falls():
+    rng = np.random.default_rng(0)
+    wandering, falling = list(1 + rng.uniform(size=200)), [-0.01 * k for k in range(200)]
+    assert stalled(wandering, falling)
+    assert not stalled(wandering, falling, has_theorem=True)
+    assert stalled(wandering, [-v for v in falling], has_theorem=True)  # it rises
+    assert stalled(wandering, [5.0] * 200, has_theorem=True)  # it stands
+    assert stalled(wandering, [float("nan")] * 200, has_theorem=True)
 
 
 def test_a_penalty_too_small_ends_with_the_advice_to_raise_it():
@@ -295,7 +303,9 @@ def test_one_compilation_serves_every_problem_of_a_shape():
 
 def test_data_is_an_argument_and_not_a_constant_of_the_program():
     """Eight megabytes of data would be eight megabytes of program text if they were built in."""
-    from bilevax.run import _advance, _init
+    from bilevax.driver.loop import piece_of_steps
+    from bilevax.programs import quick
+    from bilevax.solvers.base import initial
 
     upper, lower, data = linear_regression(166_667, 0, [])
     box = terms.Box(-1.0, 1.0)
@@ -304,8 +314,8 @@ def test_data_is_an_argument_and_not_a_constant_of_the_program():
     )
     start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(3))
     solver = bx.PenaltyMethod().prepare(problem, start, 0.1)
-    state = _init(solver, problem, start)
-    text = _advance.lower(solver, problem, state, jnp.asarray(4)).as_text()
+    state = initial(solver, problem, start)
+    text = quick(piece_of_steps).lower(solver, problem, state, jnp.asarray(4)).as_text()
     assert len(text) < 1_000_000
 
 
@@ -381,13 +391,11 @@ def test_the_environment_is_not_touched(tmp_path, monkeypatch):
 
 def test_looks_do_not_depend_on_the_clock(monkeypatch):
     """Short pieces or long ones: the same checks at the same counts, and the same answer."""
-    from bilevax import solve as driver
-
     instance = get("unique_saddle")
     runs = []
     for seconds in (1e-9, 10.0):
-        monkeypatch.setattr(sys.modules["bilevax.run"], "PIECE_SECONDS", seconds)
-        runs.append(driver(instance.problem, instance.start, tolerance=0.1))
+        monkeypatch.setattr(schedule, "PIECE_SECONDS", seconds)
+        runs.append(bx.solve(instance.problem, instance.start, tolerance=0.1))
     assert list(runs[0].history["gradients"]) == list(runs[1].history["gradients"])
     assert same(runs[0].point, runs[1].point)
 
@@ -427,7 +435,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_cost_the_run(tmp_path, mon
     def full(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(sys.modules["bilevax.run"], "save", full)
+    monkeypatch.setattr(checkpoints, "save", full)
     instance = get("boundary")
     with pytest.warns(RuntimeWarning, match="No space left"):
         solution = bx.solve(

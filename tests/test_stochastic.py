@@ -15,13 +15,12 @@ import pytest
 
 import bilevax as bx
 from bilevax import terms, trees
-from bilevax.certificates.judging import RUNS
+from bilevax.certificates.sampled import RUN_KEYS as RUNS
 from bilevax.data.host import EPOCHS_APART
 from bilevax.data.source import HELD_OUT
 from bilevax.problems import library
-from bilevax.problems.stochastic import reference
 from bilevax.problems.validate import validate
-from bilevax.solve import default_solver
+from bilevax.solvers import default_solver
 
 noisy = functools.cache(library.noisy)  # the same functions each time: one compilation serves all
 
@@ -669,7 +668,7 @@ def test_a_step_leaves_the_types_of_a_state_as_they_were():
         name = "unique_saddle"
         instance = noisy(name, deviation=0.3) if stochastic else library.get(name)
         problem = instance.problem
-        start = validate(reference(problem), instance.start)
+        start = validate(problem.reference(), instance.start)
         solver = default_solver(problem).prepare(problem, start, 0.1)
         state = eqx.filter_jit(solver.init)(problem, start)
         following = eqx.filter_jit(solver.advance)(problem, state, jnp.asarray(500))

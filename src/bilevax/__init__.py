@@ -1,6 +1,7 @@
 """Bilevel optimisation with minimax levels on JAX, with answers that are certified."""
 
 from bilevax import data, problems, terms, theory
+from bilevax.cache import enable_cache, enable_cache_as_asked
 from bilevax.certificates import (
     Certificate,
     ConstrainedKKTCertificate,
@@ -9,7 +10,9 @@ from bilevax.certificates import (
     StationarityCertificate,
     certify,
 )
-from bilevax.polish import NearlyCertificate, polish
+from bilevax.driver.entry import solve
+from bilevax.driver.nearby import NearlyCertificate, polish
+from bilevax.driver.solution import History, Solution, SolveError, Status
 from bilevax.problems import (
     BilevelProblem,
     ConstrainedBilevelProblem,
@@ -17,8 +20,6 @@ from bilevax.problems import (
     Multipliers,
     Point,
 )
-from bilevax.solution import History, Solution, SolveError, Status
-from bilevax.solve import solve
 from bilevax.solvers import (
     FOP,
     SAPD,
@@ -66,9 +67,12 @@ __all__ = [
     "StochasticProximalPoint",
     "certify",
     "data",
+    "enable_cache",
     "polish",
     "problems",
     "solve",
     "terms",
     "theory",
 ]
+
+enable_cache_as_asked()

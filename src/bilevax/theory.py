@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
 import jax.numpy as jnp
 
 from bilevax import trees
-from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
+from bilevax.problems import BilevelProblem, Form, MinimaxProblem, Point, registered
 from bilevax.problems.constants import lower_smoothness_of, range_of, upper_smoothness_of
-from bilevax.problems.lagrangian import bilevel_point, lagrangian
 from bilevax.problems.reformulate import penalty, penalty_blocks
-from bilevax.problems.stochastic import is_stochastic, reference
-from bilevax.problems.validate import require_bounded, require_precision, validate
+from bilevax.problems.validate import (
+    require_bounded,
+    require_form,
+    require_precision,
+    validate,
+)
 from bilevax.solvers import PenaltyMethod, ProximalPoint, StochasticProximalPoint
-from bilevax.solvers.multipliers import first_bounds
 from bilevax.solvers.penalty import PenaltyConstants, penalty_constants
 
 __all__ = [
@@ -110,7 +113,7 @@ class Prediction:
 
 
 def predict(
-    problem: BilevelProblem | ConstrainedBilevelProblem | MinimaxProblem,
+    problem: Form,
     start: Point,
     tolerance: float = 1e-2,
     solver: PenaltyMethod | ProximalPoint | StochasticProximalPoint | None = None,
@@ -125,23 +128,40 @@ def predict(
     With a source of minibatches they are the K and T of `thm:minmax_stoch`, which `PenaltyMethod()`
     takes (`StochasticProximalPoint()` for a minimax problem), not `solve` by default.
     """
-    stochastic = is_stochastic(problem)
-    start = validate(reference(problem), start)
+    require_form(problem)
+    start = validate(problem.reference(), start)
     require_precision(tolerance, trees.dtype_of(start))
-    if isinstance(problem, ConstrainedBilevelProblem):
-        bounds = first_bounds(problem, start)
-        problem, start = lagrangian(problem, bounds), bilevel_point(start, bounds)
-    bilevel = isinstance(problem, BilevelProblem)
-    for name in ("x1", "x2", "y1", "y2") if bilevel else ("x", "y"):
-        require_bounded(getattr(problem, name), getattr(start, name), name, "The theorem")
-    minimax = StochasticProximalPoint() if stochastic else ProximalPoint()
-    method: Any = solver or (PenaltyMethod() if bilevel else minimax)
-    prepared = method.prepare(problem, start, float(tolerance))
-    if stochastic:
-        return _predict_stochastic(prepared)
-    if bilevel:
-        return _predict_bilevel(problem, start, prepared)
-    return _predict_minimax(problem, start, prepared)
+    reformulation = registered(problem, "reformulation")
+    if reformulation is not None:
+        seen = reformulation.of(problem, start)
+        problem, start = seen.problem(problem), seen.point(start)
+    for name, term, block in problem.terms(start):
+        if name in problem.blocks:
+            require_bounded(term, block, name, "The theorem")
+    method = _method(problem) if solver is None else solver
+    return _predicted(method.prepare(problem, start, float(tolerance)), problem, start)
+
+
+@functools.singledispatch
+def _method(problem: Form) -> Any:
+    """The paper's method for a form."""
+    raise TypeError(f"the paper has no bounds for a {type(problem).__name__}")
+
+
+@_method.register
+def _(problem: BilevelProblem) -> PenaltyMethod:
+    return PenaltyMethod()
+
+
+@_method.register
+def _(problem: MinimaxProblem) -> ProximalPoint | StochasticProximalPoint:
+    return StochasticProximalPoint() if problem.sampled else ProximalPoint()
+
+
+@functools.singledispatch
+def _predicted(prepared: Any, problem: Any, start: Point) -> Prediction:
+    """What the theorem of a prepared method says."""
+    raise TypeError(f"the paper has no bounds for {type(prepared).__name__}")
 
 
 def _bounds(
@@ -158,13 +178,9 @@ def _bounds(
     )
 
 
-def _predict_stochastic(prepared: Any) -> Prediction:
-    outer = prepared.outer if isinstance(prepared, PenaltyMethod) else prepared
-    constants = {"rho": float(prepared.rho)} if isinstance(prepared, PenaltyMethod) else {}
-    constants |= {
-        name: float(getattr(outer, name))
-        for name in ("smoothness", "deviation", "inner_tolerance", "x_weight", "y_weight")
-    }
+def _stochastic(outer: StochasticProximalPoint, constants: dict[str, float]) -> Prediction:
+    names = ("smoothness", "deviation", "inner_tolerance", "x_weight", "y_weight")
+    constants |= {name: float(getattr(outer, name)) for name in names}
     constants |= {name: float(getattr(outer.inner, name)) for name in ("tau", "sigma", "theta")}
     # A count at the end of what integers hold here stands for any larger one.
     times = [
@@ -174,7 +190,13 @@ def _predict_stochastic(prepared: Any) -> Prediction:
     return Prediction(constants, StochasticBounds(*times))
 
 
-def _predict_minimax(problem: MinimaxProblem, start: Point, prepared: Any) -> Prediction:
+@_predicted.register
+def _(prepared: StochasticProximalPoint, problem: MinimaxProblem, start: Point) -> Prediction:
+    return _stochastic(prepared, {})
+
+
+@_predicted.register
+def _(prepared: ProximalPoint, problem: MinimaxProblem, start: Point) -> Prediction:
     L = float(prepared.smoothness)
     Dp, Dq = float(problem.x.diameter(start.x)), float(problem.y.diameter(start.y))
     low, high = range_of(problem.smooth, (start.x, start.y), L, math.hypot(Dp, Dq))
@@ -184,7 +206,10 @@ def _predict_minimax(problem: MinimaxProblem, start: Point, prepared: Any) -> Pr
     return Prediction(constants, _bounds(prepared, Dp, Dq, high - low, high - low))
 
 
-def _predict_bilevel(problem: BilevelProblem, start: Point, prepared: Any) -> Prediction:
+@_predicted.register
+def _(prepared: PenaltyMethod, problem: BilevelProblem, start: Point) -> Prediction:
+    if isinstance(prepared.outer, StochasticProximalPoint):
+        return _stochastic(prepared.outer, {"rho": float(prepared.rho)})
     rho, gap = float(prepared.rho), float(prepared.start_gap)
     x, y = penalty_blocks(start)
     penalised = penalty(problem, rho)

@@ -10,12 +10,34 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax.tree_utils as otu
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 # A pytree of arrays. Pyright has no type for that; the name says what is meant.
 Tree: TypeAlias = Any
+
+# Arrays of at most so many entries are short.
+FEW = 64
+
+
+def scalar(value: Any, dtype: Any) -> np.ndarray:
+    """One number as an array on the host: no program is compiled to make it."""
+    return np.asarray(value, dtype)
+
+
+def on_host(leaf: Any) -> np.ndarray:
+    """An array as a NumPy array; of one that other processes have parts of, this one's part."""
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return np.asarray(leaf.addressable_data(0))
+    return np.asarray(leaf)
+
+
+def is_finite(tree: Tree) -> bool:
+    """Whether every floating entry is finite, found out on the host."""
+    leaves = [on_host(leaf) for leaf in jax.tree.leaves(tree)]
+    return all(np.all(np.isfinite(leaf)) for leaf in leaves if leaf.dtype.kind in "fc")
 
 
 def dtype_of(tree: Tree) -> jnp.dtype:
@@ -71,7 +93,15 @@ def scale(factor: ArrayLike, a: Tree) -> Tree:
 def all_finite(tree: Tree) -> Array:
     """Whether every floating entry of a tree is finite."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves] or [jnp.asarray(True)]))
+    # The short ones one behind the other: fewer operations to compile.
+    short: dict[Any, list[Array]] = {}
+    long = []
+    for leaf in map(jnp.asarray, leaves):
+        few = leaf.size <= FEW
+        (short.setdefault(leaf.dtype, []) if few else long).append(leaf)
+    joined = [jnp.concatenate([jnp.ravel(x) for x in some]) for some in short.values()]
+    finite = [jnp.all(jnp.isfinite(x)) for x in joined + long]
+    return functools.reduce(jnp.logical_and, finite, jnp.asarray(True))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,8 +39,8 @@ from bilevax.bench.output import (
 from bilevax.problems import ConstrainedBilevelProblem, Point, linear
 from bilevax.problems.library import bilevel_linear, bilevel_linear_from, linear_problem
 from bilevax.problems.validate import require_precision
-from bilevax.solution import Solution
-from bilevax.solve import solve
+from bilevax.driver.solution import Solution
+from bilevax.driver.entry import solve
 from bilevax.solvers import Adaptive, Solver
 
 METHODS = ("adaptive", "paper", "fop", "smo")

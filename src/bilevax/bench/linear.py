@@ -34,8 +34,8 @@ from bilevax.bench.together import Shared, solve_together
 from bilevax.problems import ConstrainedBilevelProblem, linear
 from bilevax.problems.library import LinearInstance, bilevel_linear_from
 from bilevax.problems.validate import require_precision
-from bilevax.solution import Solution
-from bilevax.solve import solve
+from bilevax.driver.solution import Solution
+from bilevax.driver.entry import solve
 from bilevax.solvers import FOP, SMO, Adaptive, PenaltyMethod, Solver
 
 METHODS = ("paper", "tuned", "fop", "smo", "adaptive")

@@ -19,8 +19,8 @@ from bilevax.bench.records import Record, load
 from bilevax.bench.resolve import lower_gap, lower_violation, resolve
 from bilevax.bench.starts import starts
 from bilevax.problems import ConstrainedBilevelProblem, Point
-from bilevax.solution import Solution
-from bilevax.solve import solve
+from bilevax.driver.solution import Solution
+from bilevax.driver.entry import solve
 from bilevax.solvers import Adaptive
 from bilevax.terms import Box
 

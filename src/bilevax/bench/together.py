@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.run import CHECK_FIRST, CHECK_GROWTH, PIECE_SECONDS, Run
-from bilevax.solution import Solution, Status
+from bilevax.driver.solution import Solution, Status
 
 
 class Shared(Run):

@@ -11,10 +11,15 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import positive
 from bilevax.certificates.certificate import Certificate, line
+from bilevax.certificates.constrained_witnesses import constrained_witnesses
+from bilevax.certificates.definition import Definition, bounded, term_values
 from bilevax.certificates.gap import excess_and_noise
-from bilevax.certificates.rounding import ROUNDINGS, gradient_and_noise
-from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point
+from bilevax.certificates.lagrangians import lower_lagrangian, weighed
+from bilevax.certificates.rounding import ROUNDINGS, moved_nearby, noise
+from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point, register
+from bilevax.problems.constrained import CONSTRAINTS
 from bilevax.trees import Tree
 
 
@@ -55,56 +60,43 @@ class ConstrainedKKTCertificate(Certificate):
         return self.lower_gap
 
 
-def upper_lagrangian(problem: ConstrainedBilevelProblem, x: Tree, y: Tree, m: Multipliers) -> Array:
-    """f1 + λ_Gᵀ G + ν_Hᵀ H, at (x, y)"""
-    pairs = {"upper_constraints": m.upper_lam, "upper_equalities": m.upper_nu}
-    return problem.smooth_upper(x, y) + _weighed(problem, pairs, x, y)
+class _Evaluation(eqx.Module):
+    """All that the lines are made of: values and gradients at (x, y) and at (x, z)."""
+
+    upper: Array  # f1(x, y)
+    lower: Array  # g1(x, y)
+    dual: Array  # g1 + λ̄ᵀc + ν̄ᵀe at (x, z)
+    above: tuple[Tree, Tree]  # ∇ of f1 + λ_GᵀG + ρ·g1 + λᵀc at (x, y), in x and in y
+    below: tuple[Tree, Tree]  # ∇ of `dual`, in x and in z
+    at_y: tuple[Tree, Tree]  # (c, e) at (x, y)
+    at_z: tuple[Tree, Tree]  # and at (x, z)
+    own: tuple[Tree, Tree]  # (G, H) at (x, y)
 
 
-def lower_lagrangian(problem: ConstrainedBilevelProblem, x: Tree, z: Tree, m: Multipliers) -> Array:
-    """g1 + λ̄ᵀc + ν̄ᵀe, at (x, z)"""
-    pairs = {"constraints": m.lam_bar, "equalities": m.nu_bar}
-    return problem.smooth_lower(x, z) + _weighed(problem, pairs, x, z)
+def _evaluation(
+    problem: ConstrainedBilevelProblem, m: Multipliers, rho: Array, point: Point
+) -> _Evaluation:
+    def above(x: Tree, y: Tree) -> tuple[Array, tuple]:
+        f, g = problem.smooth_upper(x, y), problem.smooth_lower(x, y)
+        c, e, G, H = (problem.called(name, x, y) for name in CONSTRAINTS)
+        pairs = ((m.upper_lam, G), (m.upper_nu, H), (m.lam, c), (m.nu, e))
+        return weighed(f + rho * g, pairs), (f, g, (c, e), (G, H))
+
+    def below(x: Tree, z: Tree) -> tuple[Array, tuple]:
+        c, e = (problem.called(name, x, z) for name in CONSTRAINTS[:2])
+        return weighed(problem.smooth_lower(x, z), ((m.lam_bar, c), (m.nu_bar, e))), (c, e)
+
+    slopes = lambda function: jax.value_and_grad(function, argnums=(0, 1), has_aux=True)
+    (_, (f, g, at_y, own)), of_above = slopes(above)(point.x, point.y)
+    (dual, at_z), of_below = slopes(below)(point.x, point.z)
+    return _Evaluation(f, g, dual, of_above, of_below, at_y, at_z, own)
 
 
-def _weighed(problem: ConstrainedBilevelProblem, pairs: dict[str, Tree], x: Tree, y: Tree) -> Array:
-    dtype = trees.dtype_of((x, y))
-    total = jnp.zeros((), dtype)
-    for name, multiplier in pairs.items():
-        if multiplier is not None:
-            total = total + trees.dot(multiplier, problem.called(name, x, y)).astype(dtype)
-    return total
-
-
-class _Judged(eqx.Module):
-    """A problem and multipliers together, so that rounding is measured for all of them at once."""
-
-    problem: ConstrainedBilevelProblem
-    multipliers: Multipliers
-    data: Tree  # what `gradient_and_noise` moves: the problem's
-
-    def _stated(self) -> ConstrainedBilevelProblem:
-        return dataclasses.replace(self.problem, data=self.data)
-
-    def above(self, rho: Array, x: Tree, y: Tree) -> Array:
-        """f1 + λ_GᵀG + ρ·g1 + λᵀc: what y and, in part, x see."""
-        problem, m = self._stated(), self.multipliers
-        pairs = {"constraints": m.lam, "equalities": m.nu}
-        own = upper_lagrangian(problem, x, y, m) + _weighed(problem, pairs, x, y)
-        return own + rho * problem.smooth_lower(x, y)
-
-    def below(self, x: Tree, z: Tree) -> Array:
-        return lower_lagrangian(self._stated(), x, z, self.multipliers)
-
-
-def _feasibility(
-    problem: ConstrainedBilevelProblem, names: tuple[str, str], x: Tree, y: Tree
-) -> tuple[Array, Tree, Tree]:
-    """‖([c]₊, e)‖, and both trees of values, with the rounding of a large one added."""
-    inequalities, equalities = (problem.called(name, x, y) for name in names)
+def _feasibility(values: tuple[Tree, Tree], dtype: Any) -> Array:
+    """‖([c]₊, e)‖"""
+    inequalities, equalities = values
     positive = jax.tree.map(lambda c: jnp.maximum(c, 0), inequalities)
-    size = trees.norm((positive, equalities)).astype(trees.dtype_of((x, y)))
-    return size, inequalities, equalities
+    return trees.norm((positive, equalities)).astype(dtype)
 
 
 def _absolute(multiplier: Tree, values: Tree, noise: Array) -> Array:
@@ -117,78 +109,117 @@ def _absolute(multiplier: Tree, values: Tree, noise: Array) -> Array:
     return jnp.abs(trees.dot(multiplier, values)) + rounding + trees.norm(multiplier) * noise
 
 
-def _values_noise(problem: ConstrainedBilevelProblem, names: tuple, x: Tree, y: Tree) -> Array:
-    """The rounding in constraint values, as `gradient_and_noise` finds that in gradients."""
-    values = lambda q: lambda *b: tuple((q.called(name, *b),) for name in names)
-    _, noises = gradient_and_noise(values, problem, (problem.x, problem.y), (x, y))
-    return sum(noises, jnp.zeros((), trees.dtype_of((x, y))))
-
-
-@eqx.filter_jit
-def constrained_kkt(problem: ConstrainedBilevelProblem, point: Point) -> dict[str, Array]:
-    """The numbers of a `ConstrainedKKTCertificate`; costs two gradients of the penalty."""
-    x, y, z = point.x, point.y, point.z
-    m = Multipliers() if point.multipliers is None else point.multipliers
-    dtype = trees.dtype_of((x, y))
-    rho = jnp.asarray(point.rho, dtype)
-    judged = _Judged(problem, m, problem.data)
-    pair, own = ("constraints", "equalities"), ("upper_constraints", "upper_equalities")
-
-    of_above = lambda q: jax.grad(lambda x, y: q.above(rho, x, y), argnums=(0, 1))
-    of_below = lambda q: jax.grad(q.below, argnums=(0, 1))
-    (ax, ay), (ax_noise, ay_noise) = gradient_and_noise(
-        of_above, judged, (problem.x, problem.y), (x, y)
-    )
-    (bx, bz), (bx_noise, bz_noise) = gradient_and_noise(
-        of_below, judged, (problem.x, problem.y), (x, z)
-    )
-    along_x = trees.norm(problem.x.residual(x, trees.axpy(-rho, bx, ax)))
-    along_y = trees.norm((rho * problem.y).residual(y, ay))
-    stationary = jnp.sqrt(along_x**2 + along_y**2) + ax_noise + ay_noise + rho * bx_noise
-    response = rho * (trees.norm(problem.y.residual(z, bz)) + bz_noise)
-
-    at_y, c_y, e_y = _feasibility(problem, pair, x, y)
-    at_z, c_z, e_z = _feasibility(problem, pair, x, z)
-    at_top, G, H = _feasibility(problem, own, x, y)
-    noise_y = _values_noise(problem, pair, x, y)
-    noise_z = _values_noise(problem, pair, x, z)
-    noise_top = _values_noise(problem, own, x, y)
-
-    # Weak duality: the constrained minimum is at least min over z of the Lagrangian at (λ̄, ν̄),
-    # which is convex in z and lies above its tangent.
-    here = problem.lower_value(x, y)
-    dual_here = lower_lagrangian(problem, x, z, m)
-    fall, fall_noise = excess_and_noise(problem.y, z, trees.scale(-1, bz), bz_noise, dtype)
-    size = jnp.abs(here) + jnp.abs(dual_here)
-    weights = _absolute(m.lam_bar, c_z, noise_z) + _absolute(m.nu_bar, e_z, noise_z)
-    gap_noise = ROUNDINGS * jnp.finfo(dtype).eps * (size + weights) + fall_noise
-    gap = jnp.maximum(here - dual_here + fall, 0) + gap_noise
-
-    lines = {
-        "stationarity": stationary,
-        "response_z": response,
-        "feasibility_z": at_z + noise_z,
-        "complementarity_z": _absolute(m.lam_bar, c_z, noise_z) + _absolute(m.nu_bar, e_z, noise_z),
-        "lower_gap": gap,
-        "feasibility": at_y + noise_y,
-        "complementarity": _absolute(m.lam, c_y, noise_y) + _absolute(m.nu, e_y, noise_y),
-        "upper_feasibility": at_top + noise_top,
-        "upper_complementarity": _absolute(m.upper_lam, G, noise_top)
-        + _absolute(m.upper_nu, H, noise_top),
-    }
-    objective = problem.upper_value(x, y)
-    inside = _in_domain(problem, point) & jnp.isfinite(objective) & (rho > 0)
-    bounded = {
-        k: jnp.where(inside & ~jnp.isnan(v), v, jnp.inf).astype(dtype) for k, v in lines.items()
-    }
-    return bounded | {"rho": rho, "objective": objective}
-
-
-def _in_domain(problem: ConstrainedBilevelProblem, point: Point) -> Array:
-    """x, y and z in their domains, and the multipliers of inequalities not negative."""
-    values: list[Any] = [problem.x.value(point.x), problem.y.value(point.y)]
-    values.append(problem.y.value(point.z))
-    m = Multipliers() if point.multipliers is None else point.multipliers
+def _signs_hold(m: Multipliers) -> Array:
+    """Whether no multiplier of an inequality is negative."""
     signs = [jnp.all(leaf >= 0) for leaf in jax.tree.leaves((m.lam, m.lam_bar, m.upper_lam))]
-    finite = trees.all_finite(m)
-    return jnp.all(jnp.stack([jnp.isfinite(v) for v in values] + signs + [finite]))
+    return jnp.all(jnp.stack([jnp.asarray(True), *signs]))
+
+
+class ConstrainedKKT(Definition):
+    """`def:cons_kkt`: some ρ > 0, z, λ and λ̄ with every line at most ε.
+
+    A certificate costs two gradients of the penalty.
+    """
+
+    @property
+    def certificate(self) -> type[ConstrainedKKTCertificate]:
+        return ConstrainedKKTCertificate
+
+    def residuals(self, problem: ConstrainedBilevelProblem, point: Point) -> dict[str, Array]:
+        x, y, z = point.x, point.y, point.z
+        m = Multipliers() if point.multipliers is None else point.multipliers
+        dtype = trees.dtype_of((x, y))
+        rho = jnp.asarray(point.rho, dtype)
+        here = _evaluation(problem, m, rho, point)
+        nearby, there = moved_nearby(problem, point)
+        moved = _evaluation(nearby, m, rho, there)
+        of = lambda name: zip(getattr(here, name), getattr(moved, name))
+        ax_noise, ay_noise = (noise(a, b, dtype) for a, b in of("above"))
+        bx_noise, bz_noise = (noise(a, b, dtype) for a, b in of("below"))
+        noise_y, noise_z, noise_top = (
+            sum(noise(a, b, dtype) for a, b in of(name)) for name in ("at_y", "at_z", "own")
+        )
+        (ax, ay), (bx, bz) = here.above, here.below
+        (c_y, e_y), (c_z, e_z), (G, H) = here.at_y, here.at_z, here.own
+        along_x = trees.norm(problem.x.residual(x, trees.axpy(-rho, bx, ax)))
+        along_y = trees.norm((rho * problem.y).residual(y, ay))
+        stationary = jnp.sqrt(along_x**2 + along_y**2) + ax_noise + ay_noise + rho * bx_noise
+        response = rho * (trees.norm(problem.y.residual(z, bz)) + bz_noise)
+
+        # Weak duality: the constrained minimum is at least min over z of the Lagrangian at (λ̄, ν̄),
+        # which is convex in z and lies above its tangent.
+        terms = term_values(problem, point)
+        value, dual = here.lower + terms["y"], here.dual
+        fall, fall_noise = excess_and_noise(problem.y, z, trees.scale(-1, bz), bz_noise, dtype)
+        size = jnp.abs(value) + jnp.abs(dual)
+        weights = _absolute(m.lam_bar, c_z, noise_z) + _absolute(m.nu_bar, e_z, noise_z)
+        gap_noise = ROUNDINGS * jnp.finfo(dtype).eps * (size + weights) + fall_noise
+        gap = jnp.maximum(value - dual + fall, 0) + gap_noise
+
+        lines = {
+            "stationarity": stationary,
+            "response_z": response,
+            "feasibility_z": _feasibility(here.at_z, dtype) + noise_z,
+            "complementarity_z": weights,
+            "lower_gap": gap,
+            "feasibility": _feasibility(here.at_y, dtype) + noise_y,
+            "complementarity": _absolute(m.lam, c_y, noise_y) + _absolute(m.nu, e_y, noise_y),
+            "upper_feasibility": _feasibility(here.own, dtype) + noise_top,
+            "upper_complementarity": _absolute(m.upper_lam, G, noise_top)
+            + _absolute(m.upper_nu, H, noise_top),
+        }
+        objective = here.upper + terms["x"]
+        inside = trees.all_finite((terms, m)) & _signs_hold(m)
+        inside &= jnp.isfinite(objective) & (rho > 0)
+        return bounded(lines, inside, dtype) | {"rho": rho, "objective": objective}
+
+    def sizes(self, problem: ConstrainedBilevelProblem, point: Point) -> dict[str, Array]:
+        """‖∇f‖ for slopes; for the gap the larger of its two values; for a constraint what x and y
+        contribute to it, to first order; for complementarity the multipliers times that.
+        """
+        x, y, z = point.x, point.y, point.z
+        m = Multipliers() if point.multipliers is None else point.multipliers
+        slope = trees.norm(jax.grad(problem.smooth_upper, argnums=(0, 1))(x, y))
+        primal, dual = problem.lower_value(x, y), lower_lagrangian(problem, x, z, m)
+        pair, own = ("constraints", "equalities"), ("upper_constraints", "upper_equalities")
+
+        def contributed(names: tuple[str, str], y: Tree) -> tuple[Tree, Tree]:
+            values = lambda x, y: tuple(problem.called(name, x, y) for name in names)
+            nothing = lambda tree: jax.tree.map(jnp.zeros_like, tree)
+            _, of_x = jax.jvp(values, (x, y), (x, nothing(y)))
+            _, of_y = jax.jvp(values, (x, y), (nothing(x), y))
+            return jax.tree.map(lambda a, b: jnp.abs(a) + jnp.abs(b), of_x, of_y)
+
+        def products(multipliers: tuple[Tree, Tree], sizes: tuple[Tree, Tree]) -> Array:
+            total = jnp.zeros_like(slope)
+            for multiplier, size in zip(multipliers, sizes):
+                if multiplier is not None:
+                    total += trees.dot(jax.tree.map(jnp.abs, multiplier), size).astype(total.dtype)
+            return total
+
+        at_y, at_z, at_top = contributed(pair, y), contributed(pair, z), contributed(own, y)
+        norm = lambda sizes: trees.norm(sizes).astype(slope.dtype)
+        return {
+            "stationarity": slope,
+            "response_z": slope,
+            "feasibility_z": norm(at_z),
+            "complementarity_z": products((m.lam_bar, m.nu_bar), at_z),
+            "lower_gap": jnp.maximum(jnp.abs(primal), jnp.abs(dual)),
+            "feasibility": norm(at_y),
+            "complementarity": products((m.lam, m.nu), at_y),
+            "upper_feasibility": norm(at_top),
+            "upper_complementarity": products((m.upper_lam, m.upper_nu), at_top),
+        }
+
+    def with_witnesses(
+        self, problem: ConstrainedBilevelProblem, point: Point, rho: Any = None
+    ) -> Point:
+        rho = point.rho if rho is None else rho
+        positive(rho, "point.rho")
+        rho = None if rho is None else jnp.asarray(rho, trees.dtype_of((point.x, point.y)))
+        if point.z is None or point.multipliers is None or rho is None:
+            return constrained_witnesses(problem, point, rho)
+        return point.replace(rho=rho)
+
+
+register(ConstrainedBilevelProblem, definition=ConstrainedKKT())

@@ -29,12 +29,14 @@ def excess_and_noise(
     """`linear_excess`, and what rounding may hide in it: that of g over the way to the best s."""
     if term is None:
         return jnp.zeros((), dtype), jnp.zeros((), dtype)
-    value = linear_excess(term, z, g).astype(dtype)
+    conjugate, best = jax.value_and_grad(term.conjugate)(g)
+    linear = trees.dot(g, z).astype(dtype)
+    value = conjugate.astype(dtype) - linear
     reach = term.diameter(z).astype(dtype)
     # Where the domain is unbounded the supremum in the conjugate is attained at its gradient.
-    best = trees.norm(trees.subtract(jax.grad(term.conjugate)(g), z)).astype(dtype)
-    reach = jnp.where(jnp.isfinite(reach), reach, best)
-    linear = jnp.abs(trees.dot(g, z)).astype(dtype)
+    way = trees.norm(trees.subtract(best, z)).astype(dtype)
+    reach = jnp.where(jnp.isfinite(reach), reach, way)
+    linear = jnp.abs(linear)
     rounded = ROUNDINGS * jnp.finfo(dtype).eps * (jnp.abs(value) + 2 * linear)
     return value, rounded + noise.astype(dtype) * reach
 

@@ -1,8 +1,14 @@
-"""How much of a gradient may be rounding, so that a penalty does not magnify it unseen."""
+"""How much of a value or a gradient may be rounding, so that a penalty does not magnify it unseen.
+
+A gradient that is a small difference of large numbers has the rounding of those, not its own. How
+large they are shows when every entry of the point and of the data moves a little, up or down at
+random, the point within its domain: that is what rounding does to them, only larger. So everything
+is evaluated once more where everything has moved. It is an estimate: large constants written into
+a function that cancel exactly stay unseen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -11,8 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.problems.stochastic import on
-from bilevax.terms import PerLeaf, Term
+from bilevax.problems import Form, Point
 from bilevax.trees import Tree
 
 # Roundings allowed for in one evaluation.
@@ -21,47 +26,40 @@ ROUNDINGS = 8
 MOVABLE = 1 << 24
 
 
-def gradient_and_noise(
-    gradient: Callable[[Any], Callable[..., tuple[Tree, ...]]],
-    problem: Any,
-    terms: tuple[Term | None, ...],
-    blocks: tuple[Tree, ...],
-) -> tuple[tuple[Tree, ...], tuple[Array, ...]]:
-    """A gradient at some blocks, and for each of its parts the size that rounding may have.
-
-    A gradient that is a small difference of large numbers has the rounding of those, not its own.
-    How large they are shows when every entry of the point and of the data moves a little, up or
-    down at random, the point within its domain: that is what rounding does to them, only larger.
-    Costs a second gradient. It is an estimate: large constants written into a function that cancel
-    exactly stay unseen.
-    """
-    dtype = trees.dtype_of(blocks)
-    eps = float(jnp.finfo(dtype).eps)
-    share = eps**0.5
+def moved_nearby(problem: Form, point: Point) -> tuple[Any, Point]:
+    """The problem with its data moved a little, and a point near the given one in its domain."""
+    share = float(jnp.finfo(trees.dtype_of(point)).eps) ** 0.5
     point_key, data_key = jax.random.split(jax.random.key(0))
-    steps = jax.tree.map(lambda leaf: share * (1 + jnp.abs(leaf)), blocks)
-    moved = PerLeaf(terms).project(_moved(blocks, steps, point_key))
-    here, there = (
-        gradient(problem)(*blocks),
-        gradient(_with_data_moved(problem, share, data_key))(*moved),
-    )
+    parts = {name: block for name, _, block in problem.terms(point)}
+    steps = jax.tree.map(lambda leaf: share * (1 + jnp.abs(leaf)), parts)
+    moved = _moved(parts, steps, point_key)
+    inside = {name: term.project(moved[name]) for name, term, _ in problem.terms(point)}
+    return _with_data_moved(problem, share, data_key), point.replace(**inside)
 
-    def noise(a: Tree, b: Tree) -> Array:
-        sensitivity = trees.norm(trees.subtract(a, b)) / share
-        size = ROUNDINGS * eps * (sensitivity + trees.norm(a))
-        return jnp.where(jnp.isfinite(size), size, jnp.inf).astype(dtype)
 
-    return here, tuple(noise(a, b) for a, b in zip(here, there))
+def noise(here: Tree, there: Tree, dtype: Any) -> Array:
+    """The rounding that `here` may hold, which is `there` where everything has moved nearby."""
+    if not jax.tree.leaves(here):
+        return jnp.zeros((), dtype)
+    share = float(jnp.finfo(dtype).eps) ** 0.5
+    sensitivity = trees.norm(trees.subtract(here, there)) / share
+    size = ROUNDINGS * float(jnp.finfo(dtype).eps) * (sensitivity + trees.norm(here))
+    return jnp.where(jnp.isfinite(size), size, jnp.inf).astype(dtype)
 
 
 def _moved(tree: Tree, steps: Tree, key: Array) -> Tree:
-    """Every entry moved by its step, up or down at random."""
+    """Every entry moved by 0.5 to 1.5 of its step, up or down, both at random.
+
+    Entries that cancel each other do so after moves of one size; after moves of many they do not.
+    """
     leaves, structure = jax.tree.flatten(tree)
-    keys = jax.random.split(key, max(len(leaves), 1))
-    moved = [
-        leaf + step * jax.random.rademacher(k, leaf.shape, leaf.dtype)
-        for leaf, step, k in zip(leaves, jax.tree.leaves(steps), keys)
-    ]
+    bits = jax.random.bits(key, (sum(leaf.size for leaf in leaves),), jnp.uint16)
+    moved, begin = [], 0
+    for leaf, step in zip(leaves, jax.tree.leaves(steps)):
+        own = bits[begin : begin + leaf.size].reshape(leaf.shape).astype(leaf.dtype)
+        far = own / 32768 - 1  # from −1 to 1
+        moved.append(leaf + step * (far + jnp.where(far < 0, -0.5, 0.5).astype(leaf.dtype)))
+        begin += leaf.size
     return jax.tree.unflatten(structure, moved)
 
 
@@ -71,4 +69,5 @@ def _with_data_moved(problem: Any, share: float, key: Array) -> Any:
     if not 0 < sum(leaf.size for leaf in jax.tree.leaves(floats)) <= MOVABLE:
         return problem
     floats = _moved(floats, jax.tree.map(lambda leaf: share * leaf, floats), key)
-    return on(problem, eqx.combine(floats, rest))
+    moved = eqx.combine(floats, rest)
+    return eqx.tree_at(lambda p: p.data, problem, moved)

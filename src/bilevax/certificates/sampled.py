@@ -15,11 +15,16 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.certificate import Certificate
+from bilevax.certificates.definition import Definition, definition_of
 from bilevax.data.source import HELD_OUT
-from bilevax.problems import BilevelProblem, MinimaxProblem, Point
-from bilevax.problems.reformulate import penalty, penalty_blocks
-from bilevax.problems.stochastic import on
+from bilevax.problems import Form, Point
+from bilevax.programs import quick
 from bilevax.trees import Tree
+
+# Minibatches that a certificate looks at where not all samples are in memory, and how sure it is.
+BATCHES, CONFIDENCE = 64, 0.95
+# The keys of the minibatches that runs are judged on begin here; those of `certify` are below.
+RUN_KEYS = 1 << 16
 
 
 class Averaged(eqx.Module):
@@ -32,12 +37,11 @@ class Averaged(eqx.Module):
         return jnp.mean(jax.lax.map(lambda batch: self.function(*blocks, batch), batches))
 
 
-def averaged(problem: Any, batches: Tree) -> Any:
+def averaged(problem: Form, batches: Tree) -> Any:
     """The problem whose functions are means over these minibatches."""
-    names = ("objective",) if isinstance(problem, MinimaxProblem) else ("upper", "lower")
-    where = lambda p: [getattr(p, name) for name in names]
+    where = lambda p: [getattr(p, name) for name in problem.function_names]
     replaced = [Averaged(function) for function in where(problem)]
-    return on(eqx.tree_at(where, problem, replaced), batches)
+    return eqx.tree_at(where, problem, replaced).on(batches)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +76,7 @@ class SampledCertificate(Certificate):
 
 
 def sampled_certificate(
-    problem: BilevelProblem | MinimaxProblem,
+    problem: Form,
     point: Point,
     batches: Tree,
     estimate: Certificate,
@@ -83,46 +87,28 @@ def sampled_certificate(
 
     Of several statements, which together err with 1 − confidence, this one has a `share` of that.
     """
+    definition = definition_of(problem)
     count = jax.tree.leaves(batches)[0].shape[0]
-    alpha = (1 - confidence) * share / (2 if isinstance(problem, BilevelProblem) else 1)
-    slope, value = (float(v) for v in _variances(problem, point, batches))
-    if isinstance(problem, BilevelProblem):
-        given = problem.upper_deviation, problem.lower_deviation
-        if given[0] is not None and given[1] is not None:
-            known = 3 * float(given[0]) ** 2 + 6 * (float(point.rho) * float(given[1])) ** 2
-            slope = max(slope, known)
-    reach = math.sqrt(slope / (count * alpha))
-    radii = dict.fromkeys(estimate.lines(), reach)
-    if isinstance(problem, BilevelProblem):
-        spread = sum(
-            float(t.diameter(block))
-            for t, block in ((problem.y1, point.y1), (problem.y2, point.y2))
-            if t is not None
-        )
-        # P's slopes in (z1, z2) are those of the lower level times ρ.
-        radii["gap"] = math.sqrt(value / (count * alpha)) + spread * reach / float(point.rho)
+    alpha = (1 - confidence) * share / definition.statements()
+    slope, value = (float(v) for v in _variances(definition, problem, point, batches))
+    slope = max(slope, definition.least_variance(problem, point))
+    errors = (math.sqrt(variance / (count * alpha)) for variance in (slope, value))
     return SampledCertificate(
         objective=estimate.objective,
         estimate=estimate,
-        radii=radii,
+        radii=definition.radii(problem, point, tuple(estimate.lines()), *errors),
         confidence=confidence,
         batches=count,
         sizes=estimate.sizes,
     )
 
 
-@eqx.filter_jit
-def _variances(problem: Any, point: Point, batches: Tree) -> tuple[Array, Array]:
-    """Of one minibatch: E‖g − ∇P‖², and that of f~(x1, y1, z2) − f~(x1, z1, y2)."""
-    bilevel = isinstance(problem, BilevelProblem)
-
-    def at(batch: Tree) -> tuple[Tree, Array]:
-        here = on(problem, batch)
-        if not bilevel:
-            return here.gradient(point.x, point.y), jnp.zeros(())
-        gap = here.smooth_lower(point.x1, point.y1, point.z2)
-        gap -= here.smooth_lower(point.x1, point.z1, point.y2)
-        return penalty(here, point.rho).gradient(*penalty_blocks(point)), gap
+@quick
+def _variances(
+    definition: Definition, problem: Form, point: Point, batches: Tree
+) -> tuple[Array, Array]:
+    """Of one minibatch: the variance of the gradient and of the value in `sampled_parts`."""
+    at = lambda batch: definition.sampled_parts(problem.on(batch), point)
 
     # Welford's recursion: the gradients of all minibatches need not fit in memory together.
     def onwards(carry: tuple, batch: Tree) -> tuple[tuple, None]:
@@ -144,7 +130,7 @@ def _variances(problem: Any, point: Point, batches: Tree) -> tuple[Array, Array]
     return slope, value
 
 
-def drawn_batches(problem: Any, count: int, key: int) -> Tree:
+def drawn_batches(problem: Form, count: int, key: int) -> Tree:
     """So many minibatches of the problem's source, stacked, on a stream of their own."""
     source = problem.data.held_out(key)
     state, batches = source.init(HELD_OUT + key), []

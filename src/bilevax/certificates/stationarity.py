@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.certificate import Certificate, line
-from bilevax.certificates.rounding import gradient_and_noise
-from bilevax.problems import MinimaxProblem, Point
+from bilevax.certificates.definition import Definition, bounded, term_values
+from bilevax.certificates.rounding import moved_nearby, noise
+from bilevax.problems import MinimaxProblem, Point, register
+from bilevax.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,19 +34,32 @@ class StationarityCertificate(Certificate):
         return {"objective": self.objective}
 
 
-@eqx.filter_jit
-def stationarity(problem: MinimaxProblem, point: Point) -> dict[str, Array]:
-    """The numbers of a `StationarityCertificate`; costs two gradients."""
-    (gx, gy), (noise_x, noise_y) = gradient_and_noise(
-        lambda q: q.gradient, problem, (problem.x, problem.y), (point.x, point.y)
-    )
-    # Outside a domain, or where h itself is not a number, there is nothing to be close to.
-    objective = problem.value(point.x, point.y)
-    in_domain = jnp.isfinite(objective) & jnp.isfinite(problem.x.value(point.x))
-    x = trees.norm(problem.x.residual(point.x, gx)) + noise_x
-    y = trees.norm(problem.y.residual(point.y, trees.scale(-1, gy))) + noise_y
-    return {
-        "x": jnp.where(in_domain & ~jnp.isnan(x), x, jnp.inf),
-        "y": jnp.where(in_domain & ~jnp.isnan(y), y, jnp.inf),
-        "objective": objective,
-    }
+class Stationarity(Definition):
+    """`eq:pd_stationary_H`: both distances at most ε. A certificate costs two gradients."""
+
+    @property
+    def certificate(self) -> type[StationarityCertificate]:
+        return StationarityCertificate
+
+    def residuals(self, problem: MinimaxProblem, point: Point) -> dict[str, Array]:
+        value, (gx, gy) = jax.value_and_grad(problem.smooth, argnums=(0, 1))(point.x, point.y)
+        dtype = trees.dtype_of((point.x, point.y))
+        nearby, there = moved_nearby(problem, point)
+        other_x, other_y = nearby.gradient(there.x, there.y)
+        # Outside a domain, or where h itself is not a number, there is nothing to be close to.
+        terms = term_values(problem, point)
+        objective = value + terms["x"] - terms.get("y", 0)
+        inside = trees.all_finite(terms) & jnp.isfinite(objective)
+        x = trees.norm(problem.x.residual(point.x, gx)) + noise(gx, other_x, dtype)
+        y = trees.norm(problem.y.residual(point.y, trees.scale(-1, gy))) + noise(gy, other_y, dtype)
+        return bounded({"x": x, "y": y}, inside) | {"objective": objective}
+
+    def sizes(self, problem: MinimaxProblem, point: Point) -> dict[str, Array]:
+        """‖∇h‖, for both lines."""
+        return dict.fromkeys(("x", "y"), trees.norm(problem.gradient(point.x, point.y)))
+
+    def sampled_parts(self, problem: MinimaxProblem, point: Point) -> tuple[Tree, Array]:
+        return problem.gradient(point.x, point.y), jnp.zeros(())
+
+
+register(MinimaxProblem, definition=Stationarity())

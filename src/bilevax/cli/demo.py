@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bilevax.cli.report import report
 from bilevax.problems import library
-from bilevax.solve import solve
+from bilevax.driver.entry import solve
 
 
 def demo(tolerance: float = 1e-6, plot: Path = Path("demo.png")) -> int:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from bilevax.problems.library import Instance
-from bilevax.solution import Solution
+from bilevax.driver.solution import Solution
 from bilevax.trees import Tree
 
 

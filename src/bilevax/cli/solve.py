@@ -9,7 +9,7 @@ import tyro
 
 from bilevax.cli.report import report
 from bilevax.problems import library
-from bilevax.solve import solve as solve_problem
+from bilevax.driver.entry import solve as solve_problem
 
 
 def solve(

@@ -20,7 +20,7 @@ from bilevax.learn._risk import Risk, group_risk, tail_risk
 from bilevax.learn._rows import Rows
 from bilevax.learn._tuning import Levels
 from bilevax.problems import Point
-from bilevax.solve import solve
+from bilevax.driver.entry import solve
 from bilevax.solvers import SAPD
 
 Solver = Literal["newton", "sampled", "minibatch"]

@@ -2,6 +2,7 @@
 
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constrained import ConstrainedBilevelProblem
+from bilevax.problems.form import Call, Form, Reformulation, register, registered
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Multipliers, Point
 
@@ -9,10 +10,15 @@ from bilevax.problems import library, linear  # isort: skip, as they use the for
 
 __all__ = [
     "BilevelProblem",
+    "Call",
     "ConstrainedBilevelProblem",
+    "Form",
     "MinimaxProblem",
     "Multipliers",
     "Point",
+    "Reformulation",
     "library",
     "linear",
+    "register",
+    "registered",
 ]

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
 import jax
 from jaxtyping import Array
 
 from bilevax.data import LevelBatch, Levels
-from bilevax.problems.minimax import (
-    finite_or_none,
-    non_negative_or_none,
-    positive_or_none,
-    require_callable,
-)
-from bilevax.problems.point import as_arrays
+from bilevax.functions import as_function
+from bilevax.problems.form import Call, Form
+from bilevax.problems.minimax import finite_or_none, non_negative_or_none, positive_or_none
+from bilevax.problems.point import Point, as_arrays
 from bilevax.terms import Term, as_term
 from bilevax.trees import Tree
 
 if TYPE_CHECKING:
     from bilevax.problems.checks import Report
 
-UPPER = ("x1", "x2", "y1", "y2")
-LOWER = ("x1", "y1", "y2")
-
 
 class OfLevel(eqx.Module):
-    """A function of one level, given the minibatches of both."""
+    """A function of one level, called with the minibatches of both levels."""
 
     function: Callable[..., Array]
     level: str = eqx.field(static=True)
@@ -43,7 +37,7 @@ def of_level(function: Callable[..., Array], level: str, data: Any) -> Callable[
     return OfLevel(function, level) if apart else function
 
 
-class BilevelProblem(eqx.Module):
+class BilevelProblem(Form):
     """min over (x1, y1, y2), max over x2 of f, with (y1, y2) a saddle point of f~(x1, ·, ·).
 
     f = upper(x1, x2, y1, y2) + f2(x1) − f3(x2) and f~ = lower(x1, y1, y2) + f~2(y1) − f~3(y2).
@@ -60,6 +54,10 @@ class BilevelProblem(eqx.Module):
     and f~1 are their means over it, and `upper_deviation` and `lower_deviation` are δ with
     E‖∇(minibatch) − ∇‖² ≤ δ². With `data.Levels`, each function gets a minibatch of its own level.
     """
+
+    blocks: ClassVar[tuple[str, ...]] = ("x1", "x2", "y1", "y2")
+    witnesses: ClassVar[dict[str, str | None]] = {"z1": "y1", "z2": "y2", "rho": None}
+    function_names: ClassVar[tuple[str, ...]] = ("upper", "lower")
 
     upper: Callable[..., Array]
     lower: Callable[..., Array]
@@ -90,8 +88,8 @@ class BilevelProblem(eqx.Module):
         upper_deviation: Any = None,
         lower_deviation: Any = None,
     ):
-        self.upper = of_level(require_callable(upper, "upper"), "upper", data)
-        self.lower = of_level(require_callable(lower, "lower"), "lower", data)
+        self.upper = of_level(as_function(upper, "upper"), "upper", data)
+        self.lower = of_level(as_function(lower, "lower"), "lower", data)
         self.x1 = as_term(x1, "x1")
         self.y1 = as_term(y1, "y1")
         self.x2 = None if x2 is None else as_term(x2, "x2")
@@ -103,15 +101,25 @@ class BilevelProblem(eqx.Module):
         self.upper_deviation = non_negative_or_none(upper_deviation, "upper_deviation")
         self.lower_deviation = non_negative_or_none(lower_deviation, "lower_deviation")
 
+    def calls(self, point: Point) -> list[Call]:
+        p = point
+        upper = {"x1": p.x1, "x2": p.x2, "y1": p.y1, "y2": p.y2}
+        lower = {"x1": p.x1, "y1": p.y1, "y2": p.y2}
+        return [Call("upper", self.upper, upper), Call("lower", self.lower, lower)]
+
+    def all_calls(self, point: Point) -> list[Call]:
+        p = self.first_witnesses(point)
+        above = {"x1": p.x1, "y1": p.y1, "y2": p.z2}
+        below = {"x1": p.x1, "y1": p.z1, "y2": p.y2}
+        return self.calls(p)[:1] + [Call("lower", self.lower, at) for at in (above, below)]
+
     def smooth_upper(self, x1: Tree, x2: Tree, y1: Tree, y2: Tree) -> Array:
         """f1(x1, x2, y1, y2)"""
-        extra = () if self.data is None else (self.data,)
-        return self.upper(x1, x2, y1, y2, *extra)
+        return self.upper(x1, x2, y1, y2, *self.extra)
 
     def smooth_lower(self, x1: Tree, y1: Tree, y2: Tree) -> Array:
         """f~1(x1, y1, y2)"""
-        extra = () if self.data is None else (self.data,)
-        return self.lower(x1, y1, y2, *extra)
+        return self.lower(x1, y1, y2, *self.extra)
 
     def upper_value(self, x1: Tree, x2: Tree, y1: Tree, y2: Tree) -> Array:
         """f = f1 + f2(x1) − f3(x2)"""
@@ -134,6 +142,5 @@ class BilevelProblem(eqx.Module):
     def check(self, start: Any, *, samples: int = 32, seed: int = 0) -> Report:
         """Sample and report violations of what the theory assumes."""
         from bilevax.problems.checks import check_bilevel
-        from bilevax.problems.stochastic import reference
 
-        return check_bilevel(reference(self), start, samples=samples, seed=seed)
+        return check_bilevel(self.reference(), start, samples=samples, seed=seed)

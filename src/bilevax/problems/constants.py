@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +15,7 @@ from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constrained import ConstrainedBilevelProblem
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
+from bilevax.programs import quick
 from bilevax.terms import PerLeaf, Term
 from bilevax.terms._term import is_term
 from bilevax.trees import Tree
@@ -26,7 +26,7 @@ SAMPLES = 16
 ITERATIONS = 40
 
 
-@eqx.filter_jit
+@quick
 def sample_domain(term: Term, like: Tree, key: Array) -> Tree:
     """A random point of the domain, spread over it where it is bounded, near `like` if not.
 
@@ -67,7 +67,7 @@ def _random_unit(like: Tree, key: Array) -> Tree:
     return _unit(jax.tree.unflatten(structure, drawn))[0]
 
 
-@eqx.filter_jit
+@quick
 def _curvature(function: Callable[..., Array], point: Tree, data: Tree, key: Array) -> Array:
     """The largest ‖∇²f·v‖/‖v‖ that power iteration meets at one point."""
     slope = jax.grad(lambda p: function(*p) if data is None else function(*p, data))
@@ -143,7 +143,7 @@ def constraint_values(problem: ConstrainedBilevelProblem) -> Callable[[Tree], Tr
     return lambda p: (problem.called("constraints", *p), problem.called("equalities", *p))
 
 
-@eqx.filter_jit
+@quick
 def _slope(problem: ConstrainedBilevelProblem, point: Tree, key: Array) -> Array:
     """The largest ‖Jv‖/‖v‖ that power iteration on JᵀJ meets, J the Jacobian of (c, e)."""
     values = constraint_values(problem)
@@ -159,7 +159,7 @@ def _slope(problem: ConstrainedBilevelProblem, point: Tree, key: Array) -> Array
     return jax.lax.fori_loop(0, ITERATIONS, advance, (_random_unit(point, key), zero))[1]
 
 
-@eqx.filter_jit
+@quick
 def _bend(problem: ConstrainedBilevelProblem, point: Tree, key: Array) -> Array:
     """The largest Σᵢ wᵢ·aᵀ∇²cᵢb over unit w, a, b that taking each in turn as the best one meets.
 

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from bilevax import trees
 from bilevax.arguments import non_negative, numbers, tracing
 from bilevax.data import Source
-from bilevax.problems.minimax import finite_or_none, positive_or_none, require_callable
-from bilevax.problems.point import as_arrays
+from bilevax.functions import as_function
+from bilevax.problems.form import Call, Form
+from bilevax.problems.minimax import finite_or_none, positive_or_none
+from bilevax.problems.point import Point, as_arrays
 from bilevax.terms import Term, as_term
 from bilevax.trees import Tree
 
 if TYPE_CHECKING:
     from bilevax.problems.checks import Report
 
-# The functions that return arrays of constraints, and whether they are ≤ 0 or = 0.
+# The functions that return arrays of constraints.
 CONSTRAINTS = ("constraints", "equalities", "upper_constraints", "upper_equalities")
+# The multipliers of each of them.
+MULTIPLIERS = {
+    "constraints": ("lam", "lam_bar"),
+    "equalities": ("nu", "nu_bar"),
+    "upper_constraints": ("upper_lam",),
+    "upper_equalities": ("upper_nu",),
+}
 
 
-class ConstrainedBilevelProblem(eqx.Module):
+class ConstrainedBilevelProblem(Form):
     """min over (x, y) of f, with y a solution of min g(x, ·) under c(x, ·) ≤ 0 and e(x, ·) = 0.
 
     f = upper(x, y) + f2(x) and g = lower(x, y) + g2(y), paper `eq:blo_cons`. `lower` is smooth and
@@ -45,6 +55,11 @@ class ConstrainedBilevelProblem(eqx.Module):
     together; `constraint_lipschitz` is the Lipschitz constant of these constraints, `f_low` a
     number that f never falls below. All are estimated where they are needed, if not given.
     """
+
+    blocks: ClassVar[tuple[str, ...]] = ("x", "y")
+    witnesses: ClassVar[dict[str, str | None]] = {"z": "y", "rho": None, "multipliers": None}
+    function_names: ClassVar[tuple[str, ...]] = ("upper", "lower", *CONSTRAINTS)
+    array_functions: ClassVar[tuple[str, ...]] = CONSTRAINTS
 
     upper: Callable[..., Array]
     lower: Callable[..., Array]
@@ -87,13 +102,13 @@ class ConstrainedBilevelProblem(eqx.Module):
         constraint_lipschitz: Any = None,
         f_low: Any = None,
     ):
-        self.upper = require_callable(upper, "upper")
-        self.lower = require_callable(lower, "lower")
+        self.upper = as_function(upper, "upper")
+        self.lower = as_function(lower, "lower")
         self.x = as_term(x, "x")
         self.y = as_term(y, "y")
 
         def function_or_none(function: Any, name: str) -> Any:
-            return None if function is None else require_callable(function, name)
+            return None if function is None else as_function(function, name)
 
         self.constraints = function_or_none(constraints, "constraints")
         self.equalities = function_or_none(equalities, "equalities")
@@ -126,10 +141,36 @@ class ConstrainedBilevelProblem(eqx.Module):
         self.constraint_lipschitz = positive_or_none(constraint_lipschitz, "constraint_lipschitz")
         self.f_low = finite_or_none(f_low, "f_low")
 
-    @property
-    def extra(self) -> tuple[Tree, ...]:
-        """What every function gets behind the variables."""
-        return () if self.data is None else (self.data,)
+    def calls(self, point: Point) -> list[Call]:
+        blocks = {"x": point.x, "y": point.y}
+        functions = {name: getattr(self, name) for name in self.function_names}
+        return [Call(name, f, blocks) for name, f in functions.items() if f is not None]
+
+    def all_calls(self, point: Point) -> list[Call]:
+        there = self.first_witnesses(point)
+        return self.calls(there) + self.calls(there.replace(y=there.z))
+
+    def check_witnesses(self, point: Point, what: str) -> None:
+        """Refuse multipliers that are missing, too many, or not shaped like their constraints."""
+        if point.multipliers is None:
+            return
+        for function, names in MULTIPLIERS.items():
+            call = lambda x, y, f=function: self.called(f, x, y)
+            wanted = jax.eval_shape(call, point.x, point.y)
+            for name in names:
+                given = getattr(point.multipliers, name)
+                if (given is None) != (wanted is None):
+                    verb = "lacks" if given is None else "has"
+                    has = "has" if wanted is not None else "has no"
+                    raise ValueError(
+                        f"{what}.multipliers {verb} {name}, but the problem {has} {function}; give "
+                        "all multipliers of its constraints, or leave multipliers out"
+                    )
+                if wanted is not None and trees.Layout.of(given) != trees.Layout.of(wanted):
+                    raise ValueError(
+                        f"{what}.multipliers.{name} must be shaped like what {function} returns, "
+                        f"{jax.tree.map(jnp.shape, wanted)}, not {jax.tree.map(jnp.shape, given)}"
+                    )
 
     def smooth_upper(self, x: Tree, y: Tree) -> Array:
         """f1(x, y)"""

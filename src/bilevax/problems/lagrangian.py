@@ -92,7 +92,7 @@ def _boxes(bounds: tuple[Tree, Tree] | None) -> tuple[Tree, Tree] | None:
         return None
     inequalities, equalities = bounds
     return (
-        jax.tree.map(lambda b: Box(jnp.zeros_like(b), b), inequalities),
+        jax.tree.map(lambda b: Box(0 * b, b), inequalities),
         jax.tree.map(lambda b: Box(-b, b), equalities),
     )
 

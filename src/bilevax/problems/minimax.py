@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array
 
 from bilevax.arguments import finite, non_negative, one_number, positive, tracing
-from bilevax.problems.point import as_arrays
+from bilevax.functions import as_function
+from bilevax.problems.form import Call, Form
+from bilevax.problems.point import Point, as_arrays
 from bilevax.terms import Term, as_term
 from bilevax.trees import Tree
 
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
     from bilevax.problems.checks import Report
 
 
-class MinimaxProblem(eqx.Module):
+class MinimaxProblem(Form):
     """min over x, max over y of h(x, y) + p(x) − q(y).
 
     `objective` is h(x, y), smooth and concave in y (convexity in x is not asked); it is called as
     h(x, y, data) when `data` is given. `x` and `y` are the terms p and q. `smoothness` is the
     Lipschitz constant of ∇h, estimated where it is needed if not given.
     """
+
+    blocks: ClassVar[tuple[str, ...]] = ("x", "y")
+    function_names: ClassVar[tuple[str, ...]] = ("objective",)
 
     objective: Callable[..., Array]
     x: Term
@@ -42,16 +46,18 @@ class MinimaxProblem(eqx.Module):
         data: Tree = None,
         smoothness: Any = None,
     ):
-        self.objective = require_callable(objective, "objective")
+        self.objective = as_function(objective, "objective")
         self.x = as_term(x, "x")
         self.y = as_term(y, "y")
         self.data = as_arrays(data)
         self.smoothness = positive_or_none(smoothness, "smoothness")
 
+    def calls(self, point: Point) -> list[Call]:
+        return [Call("objective", self.objective, {"x": point.x, "y": point.y})]
+
     def smooth(self, x: Tree, y: Tree) -> Array:
         """h(x, y)"""
-        extra = () if self.data is None else (self.data,)
-        return self.objective(x, y, *extra)
+        return self.objective(x, y, *self.extra)
 
     def value(self, x: Tree, y: Tree) -> Array:
         """H(x, y) = h(x, y) + p(x) − q(y)"""
@@ -64,15 +70,8 @@ class MinimaxProblem(eqx.Module):
     def check(self, start: Any, *, samples: int = 32, seed: int = 0) -> Report:
         """Sample and report violations of what the theory assumes."""
         from bilevax.problems.checks import check_minimax
-        from bilevax.problems.stochastic import reference
 
-        return check_minimax(reference(self), start, samples=samples, seed=seed)
-
-
-def require_callable(function: Any, name: str) -> Callable[..., Array]:
-    if not callable(function):
-        raise TypeError(f"{name} must be a function of the variables, not {function!r}")
-    return cast(Callable[..., Array], function)
+        return check_minimax(self.reference(), start, samples=samples, seed=seed)
 
 
 def finite_or_none(value: Any, name: str) -> Any:

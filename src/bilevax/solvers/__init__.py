@@ -1,10 +1,13 @@
 """How to move: one method a file."""
 
 from bilevax.solvers.adaptive import Adaptive
-from bilevax.solvers.base import Solver
+from bilevax.solvers.base import Solver, Task
+from bilevax.solvers.composite import Reformulated, Sequence
+from bilevax.solvers.defaults import default_solver
 from bilevax.solvers.estimators import Estimator, Plain, Recursive
 from bilevax.solvers.extragradient import ExtraGradient
 from bilevax.solvers.fop import FOP
+from bilevax.solvers.multipliers import GrowingLagrangian
 from bilevax.solvers.optfom import OptFOM
 from bilevax.solvers.penalty import PenaltyMethod
 from bilevax.solvers.proximal_point import ProximalPoint
@@ -19,11 +22,16 @@ __all__ = [
     "Adaptive",
     "Estimator",
     "ExtraGradient",
+    "GrowingLagrangian",
     "OptFOM",
     "PenaltyMethod",
     "Plain",
     "ProximalPoint",
     "Recursive",
+    "Reformulated",
+    "Sequence",
     "Solver",
     "StochasticProximalPoint",
+    "Task",
+    "default_solver",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -17,13 +18,16 @@ from bilevax.arguments import non_negative
 from bilevax.certificates.gap import linear_excess
 from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.constants import sample_domain
-from bilevax.problems.reformulate import penalty, penalty_blocks, penalty_point
-from bilevax.problems.validate import require, require_gap_bound
-from bilevax.solvers.base import Solver, check_positive
+from bilevax.problems.reformulate import at_both, penalty, penalty_blocks, penalty_point
+from bilevax.problems.validate import gap_is_bounded, require, require_gap_bound
+from bilevax.programs import quick
+from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.continuation import Continuation, Seen
 from bilevax.solvers.curvature import X2, Y2, Z1, Z2, Blocks, Curvature, products
+from bilevax.solvers.penalty import PenaltyMethod
 from bilevax.solvers.reach import evened, extent, lengths, renewed
 from bilevax.terms import PerLeaf, Term
+from bilevax.trees import Tree
 
 # The method starts anew from where it is when the residual has fallen by this factor since it last
 # did, or when this share of all gradients went by.
@@ -104,6 +108,7 @@ class Adaptive(Solver[AdaptiveState]):
     up only where no W makes its subproblems monotone.
     """
 
+    form: ClassVar[type[BilevelProblem]] = BilevelProblem
     keeps_state: ClassVar[bool] = True
 
     rho: Any = None
@@ -124,20 +129,35 @@ class Adaptive(Solver[AdaptiveState]):
 
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> Adaptive:
         require(problem, BilevelProblem, "Adaptive")
-        for name in ("y1", "y2"):
-            require_gap_bound(getattr(problem, name), getattr(start, name), name, "Adaptive")
-        dtype = trees.dtype_of(dataclasses.replace(start, rho=None))
-        steepness, upper, lower = _steepness(problem, start)
+        dtype = trees.dtype_of(start.replace(rho=None))
+        measured = _measured(problem, start)
+        for name, bounded in zip(("y1", "y2"), measured.gap_is_bounded):
+            term, block = getattr(problem, name), getattr(start, name)
+            require_gap_bound(term, block, name, "Adaptive", bounded)
+        steepness, upper, lower = (_middle(sizes) for sizes in measured.slopes)
         rho, force = self.rho, steepness if self.force is None else self.force
         if rho is None:
             rho = max(upper, 1e-3 * steepness) / lower if start.rho is None else start.rho
         return Adaptive(
-            rho=jnp.asarray(rho, dtype),
-            step_size=jnp.asarray(1.0 if self.step_size is None else self.step_size, dtype),
-            target=jnp.asarray(tolerance if self.target is None else self.target, dtype),
-            relative=jnp.asarray(0.0 if self.relative is None else self.relative, dtype),
-            force=jnp.asarray(force, dtype),
+            rho=trees.scalar(rho, dtype),
+            step_size=trees.scalar(1.0 if self.step_size is None else self.step_size, dtype),
+            target=trees.scalar(tolerance if self.target is None else self.target, dtype),
+            relative=trees.scalar(0.0 if self.relative is None else self.relative, dtype),
+            force=trees.scalar(force, dtype),
         )
+
+    def prepared_for(self, task: Task) -> Adaptive:
+        solver = self
+        if task.relative:
+            target = task.tolerance if self.target is None else self.target
+            solver = dataclasses.replace(self, target=target, relative=task.relative)
+        return solver.prepare(task.problem, task.start, task.tolerance)
+
+    def fallback(self) -> PenaltyMethod:
+        return PenaltyMethod()
+
+    def advice(self) -> str:
+        return "try another start, or solver=bilevax.Adaptive(rho=…) with a larger first penalty"
 
     def init(self, problem: BilevelProblem, start: Point) -> AdaptiveState:
         x, y = penalty_blocks(start)
@@ -196,7 +216,7 @@ class Adaptive(Solver[AdaptiveState]):
 
     def output(self, problem: BilevelProblem, state: AdaptiveState) -> Point:
         parts = state.blocks.layout.unravel(state.center)
-        return dataclasses.replace(penalty_point(parts[:3], parts[3:]), rho=state.rho)
+        return penalty_point(parts[:3], parts[3:]).replace(rho=state.rho)
 
 
 def _operator(problem: BilevelProblem, s: AdaptiveState, w: Array) -> Array:
@@ -206,17 +226,30 @@ def _operator(problem: BilevelProblem, s: AdaptiveState, w: Array) -> Array:
     return s.blocks.layout.ravel((*gx, *trees.scale(-1, gy)))
 
 
-def _terms(problem: BilevelProblem, rho: Array) -> tuple[Term | None, ...]:
-    p = problem
-    y1, y2 = rho * p.y1, None if p.y2 is None else rho * p.y2
-    return (p.x1, y1, y2, p.x2, y1, y2)
+def _per_block(
+    problem: BilevelProblem, rho: Array, function: Callable[..., Tree], *columns: Sequence[Any]
+) -> tuple[Tree, ...]:
+    """function(term, …) for each of the six blocks, with one argument from each column.
+
+    y1 and z1 have the same term, and so have y2 and z2: each pair is one batched call, because a
+    projection is many operations, each of which costs time to compile.
+    """
+
+    def both(term: Term | None, first: tuple, second: tuple) -> tuple[Tree, Tree]:
+        if term is None:
+            return function(None, *first), function(None, *second)
+        pair = at_both(lambda *arguments: function(rho * term, *arguments), first, second)
+        return tuple(jax.tree.map(lambda leaf, k=k: leaf[k], pair) for k in (0, 1))
+
+    x1, y1, y2, x2, z1, z2 = zip(*columns)
+    (of_y1, of_z1), (of_y2, of_z2) = both(problem.y1, y1, z1), both(problem.y2, y2, z2)
+    return function(problem.x1, *x1), of_y1, of_y2, function(problem.x2, *x2), of_z1, of_z2
 
 
 def _prox(problem: BilevelProblem, s: AdaptiveState, v: Array, steps: Array) -> Array:
+    prox = lambda term, block, step: block if term is None else term.prox(block, step)
     parts = s.blocks.layout.unravel(v)
-    terms = _terms(problem, s.rho)
-    moved = [a if t is None else t.prox(a, steps[b]) for b, (t, a) in enumerate(zip(terms, parts))]
-    return s.blocks.layout.ravel(tuple(moved))
+    return s.blocks.layout.ravel(_per_block(problem, s.rho, prox, parts, steps))
 
 
 def _curved(problem: BilevelProblem, s: AdaptiveState, v: Array) -> Array:
@@ -409,8 +442,10 @@ def _shifted(problem: BilevelProblem, s: AdaptiveState, share: Array) -> Array:
     there = s.blocks.layout.ravel((x1, off(y1, z1), y2, x2, z1, off(z2, y2)))
     steps = lengths(s.reach, s.curved)
     onwards = s.half - s.blocks.spread(steps) * s.slope
-    free = _prox(problem, s, onwards, steps) == onwards
-    inside = _prox(problem, s, there, jnp.finfo(there.dtype).eps * steps)
+    tiny = jnp.finfo(there.dtype).eps
+    prox = jax.vmap(lambda v, scale: _prox(problem, s, v, scale * steps))
+    held, inside = prox(jnp.stack([onwards, there]), jnp.asarray([1, tiny], there.dtype))
+    free = held == onwards
     return jnp.where(free & (share != 1), inside, s.half)
 
 
@@ -419,20 +454,20 @@ def _seen(problem: BilevelProblem, s: AdaptiveState) -> Seen:
     parts = s.blocks.layout.unravel(s.half)
     slopes = s.blocks.layout.unravel(s.slope)
     zero = jnp.zeros((), s.half.dtype)
-    rests = [
-        zero if t is None else trees.norm(t.residual(a, g))
-        for t, a, g in zip(_terms(problem, s.rho), parts, slopes)
-    ]
-    lines = jnp.stack(rests)
+    rest = lambda term, block, g: zero if term is None else trees.norm(term.residual(block, g))
+    lines = jnp.stack(_per_block(problem, s.rho, rest, parts, slopes))
     # y2's residual counts for the certificate, not for ρ: while y2 is held fast it says only that.
     telling = jnp.where(jnp.arange(6) != Y2, lines, 0)
     # What the residual may be to blame for: as much as it could change P by, as far as we came.
     came = jnp.sqrt(s.blocks.squares(s.half - s.origin))
     # The slopes in (z1, z2) are those of −ρ·f~ and ρ·f~ there: what bounds the gap.
     x1, y1, y2, _, z1, z2 = parts
-    of_y2 = lambda y: zero if problem.y2 is None else problem.y2.value(y)
-    primal = problem.smooth_lower(x1, y1, z2) + problem.y1.value(y1)
-    dual = problem.smooth_lower(x1, z1, y2) - of_y2(y2)
+    of_y1 = at_both(problem.y1.value, (y1,), (z1,))
+    of_y2 = jnp.zeros(2) if problem.y2 is None else at_both(problem.y2.value, (y2,), (z2,))
+    of_y2 = of_y2.astype(zero.dtype)
+    lower = lambda y1, y2: problem.smooth_lower(x1, y1, y2)
+    above, below = at_both(lower, (y1, z2), (z1, y2))
+    primal, dual = above + of_y1[0], below - of_y2[0]
     fall = linear_excess(problem.y1, z1, trees.scale(-1 / s.rho, slopes[Z1]))
     rise = linear_excess(problem.y2, z2, trees.scale(-1 / s.rho, slopes[Z2]))
     return Seen(
@@ -440,28 +475,30 @@ def _seen(problem: BilevelProblem, s: AdaptiveState) -> Seen:
         residual=jnp.max(telling),
         blamed=jnp.sum(telling * came),
         gap=primal - dual + fall.astype(primal.dtype) + rise.astype(primal.dtype),
-        below=primal - dual - problem.y1.value(z1) - of_y2(z2),
+        below=primal - dual - of_y1[1] - of_y2[1],
         values=jnp.maximum(jnp.abs(primal), jnp.abs(dual)),
         settled=s.settled,
         gradients=s.gradients,
     )
 
 
-def _steepness(problem: BilevelProblem, start: Point) -> tuple[float, float, float]:
-    """‖∇f‖, and ‖∇f‖ and ‖∇f~‖ in y1 alone, over the domain: the middle of a few samples.
+class _Measured(eqx.Module):
+    """What is known of a problem before the first step."""
+
+    slopes: tuple[Array, Array, Array]
+    gap_is_bounded: tuple[Array, Array]  # over y1, over y2
+
+
+@quick
+def _measured(problem: BilevelProblem, start: Point) -> _Measured:
+    """‖∇f‖, and ‖∇f‖ and ‖∇f~‖ in y1 alone, at a few samples of the domain.
 
     The maximising blocks stay where they start: bounds of multipliers say nothing about a problem.
     Where f~ has no slope in y1 there, as a bilinear one can have none, that in y2 stands in.
     """
-    seen = _slopes(problem, start)
-    return tuple(_middle(sizes) for sizes in seen)  # pyright: ignore[reportReturnType]
-
-
-@eqx.filter_jit
-def _slopes(problem: BilevelProblem, start: Point) -> tuple[Array, ...]:
     term = PerLeaf((problem.x1, problem.y1))
 
-    def at(key: Array) -> tuple[Array, ...]:
+    def at(key: Array) -> tuple[Array, Array, Array]:
         x1, y1 = sample_domain(term, (start.x1, start.y1), key)
         in_x, _, in_y, _ = problem.upper_gradient(x1, start.x2, y1, start.y2)
         _, lower, other = (trees.norm(g) for g in problem.lower_gradient(x1, y1, start.y2))
@@ -469,9 +506,12 @@ def _slopes(problem: BilevelProblem, start: Point) -> tuple[Array, ...]:
         lower = jnp.where(lower < 1e-6 * other, other, lower)
         return trees.norm((in_x, in_y)), trees.norm(in_y), lower
 
-    return lax.map(at, jax.random.split(jax.random.key(0), 9))
+    slopes = lax.map(at, jax.random.split(jax.random.key(0), 9))
+    pairs = ((problem.y1, start.y1), (problem.y2, start.y2))
+    above, below = (gap_is_bounded(term, block) for term, block in pairs)
+    return _Measured(slopes, (above, below))
 
 
 def _middle(sizes: Array) -> float:
-    found = float(jnp.median(sizes))
+    found = float(np.median(trees.on_host(sizes)))
     return float(np.clip(found, 1e-6, 1e6)) if np.isfinite(found) else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from typing import Any, ClassVar, Generic, TypeVar
 
 import equinox as eqx
@@ -12,30 +13,43 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax.arguments import positive, whole
-from bilevax.problems import Point
-from bilevax.problems.stochastic import ready
+from bilevax.certificates.definition import slope_at
+from bilevax.problems import Form, Point
+from bilevax.programs import quick
+from bilevax.trees import Tree
 
 State = TypeVar("State")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is asked of a solver: a problem, where to begin, and how exact to be."""
+
+    problem: Any
+    start: Point
+    tolerance: float
+    relative: float = 0.0
 
 
 class Solver(eqx.Module, Generic[State]):
     """One method. It holds constants only; what changes between steps is its state.
 
-    Nothing here loops on the host: `bilevax.solve` compiles `step` into a loop. A state has a field
+    Nothing here loops on the host: the driver compiles `step` into a loop. A state has a field
     `gradients`, the exact number of gradient evaluations so far, and holds finite numbers only
     unless the user's functions gave others.
 
-    A solver of bilevel problems gets a constrained one as its Lagrangian, unless it
-    `takes_constraints` as they are. When the bounds of its multipliers grow the solver begins anew
-    from where it is, with constants for the new bounds, unless it `keeps_state`. A method that goes
-    by stages, between which ε rises, says `in_stages`, and is then not taken for stalled. One that
-    `takes_samples` solves problems whose data is a source of minibatches too; where that source is
-    in its samples is the `stream` in its state.
+    `form` is the problem form that it solves. Solvers are composed: `part` is the one at work.
     """
 
-    takes_constraints: ClassVar[bool] = False
+    form: ClassVar[type[Form]]
+    # When the problem changes in a run, as multiplier bounds grow, the method goes on from its
+    # state; else it begins anew from where it is, with constants for the new problem.
     keeps_state: ClassVar[bool] = False
+    # A theorem says that it arrives: it is not called stalled while its objective still falls.
+    has_theorem: ClassVar[bool] = False
+    # It goes by stages, between which ε rises: it is never called stalled.
     in_stages: ClassVar[bool] = False
+    # It takes data that is a source of minibatches; then `stream` is where that source stands.
     takes_samples: ClassVar[bool] = False
     draws_per_step: ClassVar[int] = 2  # of a method that takes samples
 
@@ -82,10 +96,61 @@ class Solver(eqx.Module, Generic[State]):
 
         def going(s: Any) -> Array:
             room = s.gradients + self.gradients_per_step <= limit
-            there = ready(problem, self.stream(s), self.draws_per_step)
+            stream = self.stream(s)
+            there = stream is None or problem.data.ready(stream, self.draws_per_step)
             return room & there & ~self.done(problem, s)
 
         return lax.while_loop(going, lambda s: self.step(problem, s, limit), state)
+
+    # How a solver takes part in a run. All of this is on the host. `self` is the solver as it was
+    # asked for; `prepared` is what `prepared_for` made of it.
+
+    def prepared_for(self, task: Task) -> Solver:
+        """`prepare`; a relative tolerance is a share of the slopes at the start."""
+        tolerance = task.tolerance
+        if task.relative:
+            tolerance += task.relative * slope_at(task.problem, task.start)
+        return self.prepare(task.problem, task.start, tolerance)
+
+    def prepared_again(self, prepared: Any, task: Task) -> Solver:
+        """The constants of the part at work, for a problem that has changed."""
+        return self.prepared_for(task)
+
+    @property
+    def part(self) -> Solver:
+        """The method at work, of one that is composed of several."""
+        return self
+
+    def signals(self, problem: Any, state: State) -> Tree:
+        """What a look must know beside the point; computed inside the program."""
+        return ()
+
+    def reviewed(
+        self, prepared: Any, task: Task, state: State, signals: Tree
+    ) -> tuple[Solver, State | None, bool]:
+        """After a scheduled check: what to go on with, and whether that sees another problem now.
+
+        Without a state it begins anew from where it is.
+        """
+        return prepared, state, False
+
+    def relieved(self, prepared: Any, task: Task, state: State) -> Solver | None:
+        """The method that goes on, prepared, where this one has given up; None if none does."""
+        return None
+
+    def fallback(self) -> Solver | None:
+        """The method that goes on by default where this one gives up."""
+        return None
+
+    def advice(self) -> str:
+        """What to try where an answer is not certified."""
+        return "try a smaller tolerance for the solver"
+
+
+@quick
+def initial(solver: Solver, problem: Any, start: Point) -> Any:
+    """The state at a start."""
+    return solver.init(problem, start)
 
 
 class InnerSolver(Solver[State]):

@@ -102,26 +102,35 @@ class Curvature(eqx.Module):
         table = jnp.asarray(products(blocks))
         kind, which, phase = table[(number - 1) % len(table)]
         owner = jnp.asarray(blocks.owner)
+        mine = owner == which
+        ends = jnp.asarray(PAIRS)[which % len(PAIRS)]
+        source, sink = owner == ends[1 - phase], owner == ends[phase]
+        # The vector, one product for all kinds, and then what it shows.
+        v = lax.switch(
+            kind,
+            (
+                lambda: jnp.where(
+                    phase == 0, jnp.where(mine, self.column_vectors, 0), self.response
+                ),
+                lambda: jnp.where(source, self.pair_vectors[which % len(PAIRS)], 0),
+                lambda: self._lanczos_vector(mine, phase, seed),
+            ),
+        )
+        bent = bend(v)
         return lax.switch(
             kind,
             (
-                lambda: self._column(blocks, bend, owner == which, which, phase),
-                lambda: self._pair(bend, owner, which, phase),
-                lambda: self._own(bend, owner == which, which, phase, seed),
+                lambda: self._column(blocks, bent, mine, which, phase),
+                lambda: self._pair(bent, sink, which % len(PAIRS)),
+                lambda: self._own(v, bent, mine, which, phase),
             ),
         )
 
     def _column(
-        self,
-        blocks: Blocks,
-        bend: Callable[[Array], Array],
-        mine: Array,
-        block: Array,
-        phase: Array,
+        self, blocks: Blocks, bent: Array, mine: Array, block: Array, phase: Array
     ) -> Curvature:
         """Power iteration on all that a block is coupled to: u = ∂²P·v, then v ← (∂²P·u)_b."""
         forth = phase == 0
-        bent = bend(jnp.where(forth, jnp.where(mine, self.column_vectors, 0), self.response))
         lengths = jnp.sqrt(blocks.squares(bent))
         back, _ = _unit(jnp.where(mine, bent, 0), jnp.where(mine, self.column_vectors, 0))
         return dataclasses.replace(
@@ -131,14 +140,9 @@ class Curvature(eqx.Module):
             response=jnp.where(forth, bent, self.response),
         )
 
-    def _pair(
-        self, bend: Callable[[Array], Array], owner: Array, pair: Array, phase: Array
-    ) -> Curvature:
+    def _pair(self, bent: Array, sink: Array, pair: Array) -> Curvature:
         """Power iteration on the coupling of two blocks, from the second to the first and back."""
-        ends = jnp.asarray(PAIRS)[pair]
-        source, sink = owner == ends[1 - phase], owner == ends[phase]
         v = self.pair_vectors[pair]
-        bent = bend(jnp.where(source, v, 0))
         onward, length = _unit(jnp.where(sink, bent, 0), jnp.where(sink, v, 0))
         return dataclasses.replace(
             self,
@@ -146,21 +150,19 @@ class Curvature(eqx.Module):
             pair_vectors=self.pair_vectors.at[pair].set(jnp.where(sink, onward, v)),
         )
 
-    def _own(
-        self,
-        bend: Callable[[Array], Array],
-        mine: Array,
-        block: Array,
-        step: Array,
-        seed: Array,
-    ) -> Curvature:
+    def _lanczos_vector(self, mine: Array, step: Array, seed: Array) -> Array:
+        """A random vector of the block at first, then where the last step led."""
+        key = jax.random.fold_in(jax.random.key(1), seed)
+        drawn = jax.random.normal(key, mine.shape, self.now.dtype)
+        drawn, _ = _unit(jnp.where(mine, drawn, 0), self.now)
+        return jnp.where(step == 0, drawn, self.now)
+
+    def _own(self, now: Array, bent: Array, mine: Array, block: Array, step: Array) -> Curvature:
         """One step of Lanczos' method on one block; its least eigenvalue after the last step."""
         first, dtype = step == 0, self.now.dtype
-        key = jax.random.fold_in(jax.random.key(1), seed)
-        drawn, _ = _unit(jnp.where(mine, jax.random.normal(key, mine.shape, dtype), 0), self.now)
-        now, last = jnp.where(first, drawn, self.now), jnp.where(first, 0, self.last)
+        last = jnp.where(first, 0, self.last)
         before = jnp.where(first, 0, self.beside[step - 1])
-        bent = jnp.where(mine, bend(now), 0) - before * last
+        bent = jnp.where(mine, bent, 0) - before * last
         along = jnp.vdot(bent, now)
         following, length = _unit(bent - along * now, jnp.zeros_like(now))
         # An invariant space: what is left is rounding, and the matrix stays as it is.
@@ -196,20 +198,28 @@ class Curvature(eqx.Module):
         wants the blocks that move to be held least: W = ω/travel² is a first choice, and then each
         weight in turn becomes as small as the others allow.
         """
-        K = jnp.diag(self.least)
-        for norm, (i, j) in zip(self.pairs, PAIRS):
-            K = K.at[i, j].set(-norm).at[j, i].set(-norm)
+        K = self._least_curvatures()
         scaled = K * travel[:, None] * travel[None, :]
         omega = jnp.maximum(-jnp.linalg.eigvalsh(scaled)[0], 0)
-        W = SAFETY * omega / travel**2
+        W = list(SAFETY * omega / travel**2)
         trifle = 1e-12 * jnp.max(jnp.abs(K)) + jnp.finfo(K.dtype).tiny
         for b in (Y1, X1, Y2):
-            rest = jnp.asarray([i for i in MINIMISED if i != b])
-            others = (K + jnp.diag(W + trifle))[rest][:, rest]
-            side = K[b, rest]
-            needed = jnp.vdot(side, jnp.linalg.solve(others, side)) - K[b, b]
-            W = W.at[b].set(jnp.clip(SAFETY * needed, 0, W[b]))
-        return W
+            i, j = (k for k in MINIMISED if k != b)
+            # sᵀM⁻¹s for the matrix M of the two other blocks and the side s that joins them to b.
+            mi, mj, mij = K[i, i] + W[i] + trifle, K[j, j] + W[j] + trifle, K[i, j]
+            si, sj = K[b, i], K[b, j]
+            joined = (mj * si**2 - 2 * mij * si * sj + mi * sj**2) / (mi * mj - mij**2)
+            needed = joined - K[b, b]
+            W[b] = jnp.clip(SAFETY * needed, 0, W[b])
+        return jnp.stack(W)
+
+    def _least_curvatures(self) -> Array:
+        """K: the blocks' least eigenvalues on the diagonal, minus the norms of couplings beside."""
+        beside = np.zeros((len(PAIRS), 3, 3))
+        for n, (i, j) in enumerate(PAIRS):
+            beside[n, i, j] = beside[n, j, i] = 1
+        spread = self.pairs[:, None, None] * beside.astype(self.pairs.dtype)
+        return jnp.eye(3, dtype=self.least.dtype) * self.least[None, :] - jnp.sum(spread, axis=0)
 
 
 def products(blocks: Blocks) -> tuple[tuple[int, int, int], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -52,6 +52,9 @@ class ExtraGradient(InnerSolver[ExtraGradientState]):
     what a certificate asks. With `stop="gap"` it ends where the *upper bound* on
     max_y H(x, ·) − min_x H(·, y), at w½ or at the average, is at most `tolerance`.
     """
+
+    form: ClassVar[type[MinimaxProblem]] = MinimaxProblem
+    has_theorem: ClassVar[bool] = True
 
     smoothness: Any = None
     tolerance: Any = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -13,11 +13,25 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.gap import linear_excess
-from bilevax.problems import ConstrainedBilevelProblem, MinimaxProblem, Point
+from bilevax.problems import (
+    BilevelProblem,
+    ConstrainedBilevelProblem,
+    MinimaxProblem,
+    Point,
+    Reformulation,
+    register,
+)
 from bilevax.problems.constants import sample_domain
 from bilevax.problems.constrained import CONSTRAINTS
-from bilevax.problems.lagrangian import MultiplierBounds
-from bilevax.problems.validate import require_bounded
+from bilevax.problems.lagrangian import (
+    MultiplierBounds,
+    bilevel_point,
+    constrained_point,
+    lagrangian,
+)
+from bilevax.problems.validate import diameter, require_bounded
+from bilevax.programs import quick
+from bilevax.solvers.base import initial
 from bilevax.solvers.extragradient import ExtraGradient
 from bilevax.terms import PerLeaf, Simplex, Term
 from bilevax.trees import Tree
@@ -32,6 +46,11 @@ SHARE = 0.5
 NEAR, GROWTH = 0.99, 4.0
 
 
+# A bound grows when a multiplier has touched it at so many looks one after the other: in its first
+# steps a method throws multipliers about.
+PATIENCE = 8
+
+
 class NoSlaterPoint(ValueError):
     """The lower level has no strictly feasible point; `x` is where."""
 
@@ -40,9 +59,10 @@ class NoSlaterPoint(ValueError):
         self.x = x
 
 
-@eqx.filter_jit
 def _variation(problem: ConstrainedBilevelProblem, name: str, x: Tree, y: Tree) -> Tree:
     """How much each constraint varies over the domain: of y, or of x and y for the upper level."""
+    if getattr(problem, name) is None:
+        return None
     of_both = name.startswith("upper")
     term = PerLeaf((problem.x, problem.y)) if of_both else problem.y
     start = (x, y) if of_both else y
@@ -59,6 +79,15 @@ def _variation(problem: ConstrainedBilevelProblem, name: str, x: Tree, y: Tree) 
     own = jax.tree.map(jnp.abs, problem.called(name, x, y))
     size = jax.tree.map(lambda v, c: jnp.where(v > 0, v, c), most, own)
     return jax.tree.map(lambda v: jnp.where((v > 0) & jnp.isfinite(v), v, 1.0), size)
+
+
+@quick
+def _sizes(problem: ConstrainedBilevelProblem, start: Point) -> tuple[dict, Array, Array]:
+    """What each constraint varies by, and how far the two objectives can fall from the start."""
+    p, x, y = problem, start.x, start.y
+    sizes = {name: _variation(p, name, x, y) for name in CONSTRAINTS}
+    above = _fall(p.smooth_upper, (x, y), None, PerLeaf((p.x, p.y)))
+    return sizes, above, _fall(p.smooth_lower, (x, y), 1, p.y)
 
 
 def _flat(tree: Tree, like: Tree) -> Array:
@@ -89,7 +118,6 @@ class _Worst(eqx.Module):
         return jnp.sum(w * self.values(y)) / self.total
 
 
-@eqx.filter_jit
 def _margins(worst: _Worst, y: Tree, w: Array) -> tuple[Array, Array]:
     """The worst violation at y, and a bound below which no y of the domain can bring it."""
     here = jnp.max(worst.values(y))
@@ -99,9 +127,15 @@ def _margins(worst: _Worst, y: Tree, w: Array) -> tuple[Array, Array]:
     return here, value - fall
 
 
-@eqx.filter_jit
-def _search(solver: ExtraGradient, saddle: MinimaxProblem, state: Any, limit: Array) -> Any:
-    return solver.advance(saddle, state, limit)
+@quick
+def _search(
+    solver: ExtraGradient, saddle: MinimaxProblem, state: Any, limit: Array
+) -> tuple[Any, Tree, Array, Array]:
+    """Steps of the search; the point they end at, and its margins."""
+    state = solver.advance(saddle, state, limit)
+    found = solver.output(saddle, state)
+    worst: Any = saddle.objective
+    return state, found.x, *_margins(worst, found.x, found.y)
 
 
 def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple) -> Tree:
@@ -112,28 +146,28 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
     and with them only infeasibility is refused.
     """
     dtype = trees.dtype_of(start.y)
-    reach = float(problem.y.diameter(start.y))
-    total = jnp.asarray(reach if 0 < reach < np.inf else 1.0, dtype)
+    reach = float(diameter(problem.y, start.y))
+    total = trees.scalar(reach if 0 < reach < np.inf else 1.0, dtype)
     worst = _Worst(problem, start.x, sizes, total)
-    count = worst.values(start.y).size
+    shape = jax.eval_shape(worst.values, start.y).shape
     # The term counts with a trifle only, so that its prox keeps y in its domain.
     saddle = MinimaxProblem(worst, problem.y * 1e-9, Simplex(total))
-    w = jnp.full(count, total / count, dtype)
+    w = np.full(shape, total / shape[0], dtype)
     # Too small a smoothness costs a few halvings of the step; to estimate it costs more.
     solver = ExtraGradient(stop="gap", tolerance=1e-30, smoothness=0.1 / float(total) ** 2)
     solver = solver.prepare(saddle, Point(x=start.y, y=w), 1e-3)
-    state = solver.init(saddle, Point(x=start.y, y=w))
+    state = initial(solver, saddle, Point(x=start.y, y=w))
     best, upper, lower = start.y, np.inf, -np.inf
-    limit = 64
+    limit, following = 0, 64
     while True:
-        found = solver.output(saddle, state)
-        here, bound = (float(v) for v in _margins(worst, found.x, found.y))
+        state, y, here, bound = _search(solver, saddle, state, np.asarray(limit))
+        here, bound = float(here), float(bound)
         if not np.isfinite(here):
             raise ValueError(
-                f"constraints are not finite at x = {_brief(start.x)}, y = {_brief(found.x)}"
+                f"constraints are not finite at x = {_brief(start.x)}, y = {_brief(y)}"
             )
         if here < upper:
-            best, upper = found.x, here
+            best, upper = y, here
         lower = max(lower, bound)
         if lower > LEAST_MARGIN:
             raise NoSlaterPoint(
@@ -145,11 +179,11 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
         strict = problem.equalities is None
         if upper < -LEAST_MARGIN and upper <= SHARE * lower:
             return best
-        if upper < 0 and limit > SEARCH:  # strictly feasible, if barely
+        if upper < 0 and following > SEARCH:  # strictly feasible, if barely
             return best
-        if not strict and (upper - lower <= LEAST_MARGIN or limit > SEARCH):
+        if not strict and (upper - lower <= LEAST_MARGIN or following > SEARCH):
             return best
-        if strict and (upper - lower <= LEAST_MARGIN / 2 or limit > SEARCH):
+        if strict and (upper - lower <= LEAST_MARGIN / 2 or following > SEARCH):
             raise NoSlaterPoint(
                 f"the lower level has no Slater point at x = {_brief(start.x)}: no y was found "
                 f"with every constraint < 0; the best violates the worst by {upper:.3g} of its "
@@ -157,8 +191,7 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
                 "inequalities as equalities=, or give multiplier_bound",
                 start.x,
             )
-        state = _search(solver, saddle, state, jnp.asarray(limit))
-        limit *= 2
+        limit, following = following, 2 * following
 
 
 def _brief(tree: Tree) -> str:
@@ -178,23 +211,24 @@ def first_bounds(problem: ConstrainedBilevelProblem, start: Point) -> Multiplier
     λᵢ ≤ (g(ŷ) − min g)/(−cᵢ(ŷ)); twice that is taken. Where there is no such margin (equalities,
     the upper level) the bound is what the objective can vary by over what the constraint does.
     """
-    p, x, y = problem, start.x, start.y
-    sizes = {name: _variation(p, name, x, y) if getattr(p, name) else None for name in CONSTRAINTS}
+    p = problem
+    sizes, rise, fall = jax.device_get(_sizes(p, start))
     pair = (sizes["constraints"], sizes["equalities"])
     own = (sizes["upper_constraints"], sizes["upper_equalities"])
-    rise = _reach(p.smooth_upper, (x, y), None, PerLeaf((p.x, p.y)))
-    ones = lambda tree: jax.tree.map(jnp.ones_like, tree)
+    ones = lambda tree: jax.tree.map(np.ones_like, tree)
+    filled = lambda tree, value: jax.tree.map(lambda s: np.full_like(s, value), tree)
     if p.upper_multiplier_bound is not None:
         upper = _given(p.upper_multiplier_bound, own, "upper_multiplier_bound")
         upper_scale = ones(own)
     else:
-        upper, upper_scale = jax.tree.map(lambda s: jnp.full_like(s, 10 * rise), own), own
+        upper, upper_scale = filled(own, 10 * rise), own
     if fixed(p):
-        lower = _fixed_bounds(p, y, pair)
+        lower = _fixed_bounds(p, start.y, pair)
         return MultiplierBounds(lower, upper, None, ones(pair), upper_scale)
-    shared = jax.tree.map(lambda s: jnp.full_like(s, 10 * rise), pair)
+    shared = filled(pair, 10 * rise)
     shared = shared if jax.tree.leaves(shared) else None
-    return MultiplierBounds(_found_bounds(p, start, pair), upper, shared, pair, upper_scale)
+    lower = _found_bounds(p, start, pair, filled(pair, 10 * fall))
+    return MultiplierBounds(lower, upper, shared, pair, upper_scale)
 
 
 def _fixed_bounds(problem: ConstrainedBilevelProblem, y: Tree, sizes: tuple) -> tuple:
@@ -203,26 +237,33 @@ def _fixed_bounds(problem: ConstrainedBilevelProblem, y: Tree, sizes: tuple) -> 
     if p.multiplier_bound is not None:
         return _given(p.multiplier_bound, sizes, "multiplier_bound")
     require_bounded(p.y, y, "y", "eq:cons_y1")
-    most = 2 * jnp.asarray(p.lower_lipschitz) * p.y.diameter(y) / jnp.asarray(p.slater_margin)
-    return jax.tree.map(lambda s: jnp.full_like(s, most), sizes)
+    assert p.lower_lipschitz is not None
+    assert p.slater_margin is not None
+    most = 2 * float(p.lower_lipschitz) * float(diameter(p.y, y)) / float(p.slater_margin)
+    return jax.tree.map(lambda s: np.full_like(s, most), sizes)
 
 
-def _found_bounds(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple) -> tuple:
+def _found_bounds(
+    problem: ConstrainedBilevelProblem, start: Point, sizes: tuple, guess: tuple
+) -> tuple:
     """From a Slater point at the start's x, for constraints over their sizes."""
-    p, x, y = problem, start.x, start.y
-    guess = jax.tree.map(lambda s: 10 * _reach(p.smooth_lower, (x, y), 1, p.y) + 0 * s, sizes)
     if not sum(leaf.size for leaf in jax.tree.leaves(sizes)):
         return guess
-    inside = slater_point(p, start, sizes)
-    if p.equalities is not None:
+    inside = slater_point(problem, start, sizes)
+    if problem.equalities is not None:
         return guess
-    fall = _reach(p.smooth_lower, (x, inside), 1, p.y)
+    return jax.device_get(_slater_bounds(problem, start.x, inside, sizes[0])), guess[1]
+
+
+@quick
+def _slater_bounds(problem: ConstrainedBilevelProblem, x: Tree, inside: Tree, sizes: Tree) -> Tree:
+    """2·(g(ŷ) − min g)/(−cᵢ(ŷ)) for the Slater point ŷ."""
+    fall = _fall(problem.smooth_lower, (x, inside), 1, problem.y)
     bound = lambda v, s: 2 * fall / jnp.maximum(-v / s, 1e-6)
-    return jax.tree.map(bound, p.called("constraints", x, inside), sizes[0]), guess[1]
+    return jax.tree.map(bound, problem.called("constraints", x, inside), sizes)
 
 
-@eqx.filter_jit
-def _reach(function: Any, blocks: tuple, place: int | None, term: Term) -> Array:
+def _fall(function: Any, blocks: tuple, place: int | None, term: Term) -> Array:
     """How far a function can fall from a point, by its tangent and its term; > 0, and finite."""
     slope = jax.grad(function, argnums=(0, 1))(*blocks)
     here, slope = (blocks, slope) if place is None else (blocks[place], slope[place])
@@ -235,24 +276,87 @@ def _reach(function: Any, blocks: tuple, place: int | None, term: Term) -> Array
 def _given(bound: Tree, like: Tree, name: str) -> Tree:
     """A user's bound, spread over arrays shaped like the multipliers."""
     if np.ndim(bound) == 0 and not isinstance(bound, dict | list | tuple):
-        return jax.tree.map(lambda s: jnp.full_like(s, bound), like)
+        return jax.tree.map(lambda s: np.full_like(s, bound), like)
     (first, _) = like
     try:
         spread = jax.tree.map(
-            lambda b, s: jnp.broadcast_to(jnp.asarray(b, s.dtype), s.shape), bound, first
+            lambda b, s: np.broadcast_to(np.asarray(b, s.dtype), s.shape), bound, first
         )
     except (ValueError, TypeError):
         raise ValueError(
             f"{name} must be one number or shaped like what the constraints return, "
             f"{jax.tree.map(jnp.shape, first)}, not {jax.tree.map(np.shape, bound)}"
         ) from None
-    most = max((float(jnp.max(leaf)) for leaf in jax.tree.leaves(spread) if leaf.size), default=1.0)
-    return spread, jax.tree.map(lambda s: jnp.full_like(s, most), like[1])
+    most = max((float(np.max(leaf)) for leaf in jax.tree.leaves(spread) if leaf.size), default=1.0)
+    return spread, jax.tree.map(lambda s: np.full_like(s, most), like[1])
+
+
+class GrowingLagrangian(Reformulation):
+    """A constrained problem as its Lagrangian, with multiplier bounds that grow where they bind.
+
+    `touched` says which multipliers have touched their bounds at the last `looks` looks.
+    """
+
+    form: ClassVar[type[BilevelProblem]] = BilevelProblem
+
+    bounds: MultiplierBounds
+    touched: MultiplierBounds
+    looks: Array
+
+    @classmethod
+    def of(cls, stated: ConstrainedBilevelProblem, start: Point) -> GrowingLagrangian:
+        return cls._with(first_bounds(stated, start))
+
+    @classmethod
+    def _with(cls, bounds: MultiplierBounds) -> GrowingLagrangian:
+        never = jax.tree.map(lambda b: np.zeros(b.shape, bool), bounds)
+        return cls(bounds, never, np.zeros((), int))  # pyright: ignore[reportArgumentType]
+
+    def problem(self, stated: ConstrainedBilevelProblem) -> BilevelProblem:
+        return lagrangian(stated, self.bounds)
+
+    def point(self, point: Point) -> Point:
+        return bilevel_point(point, self.bounds)
+
+    def stated_point(self, point: Point) -> Point:
+        return constrained_point(point, self.bounds)
+
+    def signals(self, point: Point) -> MultiplierBounds:
+        """Which multipliers touch their bounds, shaped like these."""
+        own, shared = (None, None) if point.x2 is None else point.x2
+        near = lambda b, m: jnp.abs(m) >= NEAR * b
+
+        def of(limits: Tree, values: Tree) -> Tree:
+            if values is None:
+                return jax.tree.map(lambda b: jnp.zeros(b.shape, bool), limits)
+            return jax.tree.map(near, limits, values)
+
+        bounds = self.bounds
+        return MultiplierBounds(
+            of(bounds.lower, point.y2),
+            of(bounds.upper, own),
+            of(bounds.shared, shared),
+            of(bounds.lower_scale, None),
+            of(bounds.upper_scale, None),
+        )
+
+    def reviewed(
+        self, stated: ConstrainedBilevelProblem, signals: MultiplierBounds
+    ) -> tuple[GrowingLagrangian, bool]:
+        now = growable(stated, jax.tree.map(np.asarray, signals))
+        still = jax.tree.map(np.logical_and, now, jax.tree.map(np.asarray, self.touched))
+        if not any(np.any(leaf) for leaf in jax.tree.leaves(still)):
+            return dataclasses.replace(self, touched=now, looks=np.ones((), int)), False
+        looks = np.asarray(int(self.looks) + 1)
+        if looks < PATIENCE:
+            return dataclasses.replace(self, touched=still, looks=looks), False
+        grow = lambda b, t: np.where(t, GROWTH * np.asarray(b), np.asarray(b))
+        return self._with(jax.tree.map(grow, self.bounds, still)), True
 
 
 def growable(problem: ConstrainedBilevelProblem, touched: MultiplierBounds) -> MultiplierBounds:
     """Of the bounds that are touched those that bilevax found itself: one that was given stays."""
-    never = lambda tree: jax.tree.map(jnp.zeros_like, tree)
+    never = lambda tree: jax.tree.map(np.zeros_like, tree)
     if fixed(problem):
         touched = dataclasses.replace(touched, lower=never(touched.lower))
     if problem.upper_multiplier_bound is not None:
@@ -260,35 +364,4 @@ def growable(problem: ConstrainedBilevelProblem, touched: MultiplierBounds) -> M
     return touched
 
 
-@eqx.filter_jit
-def touching(bounds: MultiplierBounds, point: Point) -> MultiplierBounds:
-    """Which multipliers of a point of the Lagrangian touch their bounds, shaped like these."""
-    own, shared = (None, None) if point.x2 is None else point.x2
-    near = lambda b, m: jnp.abs(m) >= NEAR * b
-
-    def of(limits: Tree, values: Tree) -> Tree:
-        if values is None:
-            return jax.tree.map(lambda b: jnp.zeros(b.shape, bool), limits)
-        return jax.tree.map(near, limits, values)
-
-    return MultiplierBounds(
-        of(bounds.lower, point.y2),
-        of(bounds.upper, own),
-        of(bounds.shared, shared),
-        of(bounds.lower_scale, None),
-        of(bounds.upper_scale, None),
-    )
-
-
-@eqx.filter_jit
-def grown(bounds: MultiplierBounds, touched: MultiplierBounds) -> MultiplierBounds:
-    """Larger bounds for the multipliers that touch theirs."""
-    return jax.tree.map(lambda b, t: jnp.where(t, GROWTH * b, b), bounds, touched)
-
-
-def any_touching(touched: MultiplierBounds) -> bool:
-    return any(bool(jnp.any(leaf)) for leaf in jax.tree.leaves(touched))
-
-
-def both_touching(a: MultiplierBounds, b: MultiplierBounds) -> MultiplierBounds:
-    return jax.tree.map(jnp.logical_and, a, b)
+register(ConstrainedBilevelProblem, reformulation=GrowingLagrangian)

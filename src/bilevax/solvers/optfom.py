@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -53,6 +53,9 @@ class OptFOM(InnerSolver[OptFOMState]):
     σᵧ-strongly concave in y and ∇h L-Lipschitz, in O(√(L²/(σₓσᵧ))·log(1/tolerance)) gradients.
     `smoothness` L is estimated if not given; σₓ and σᵧ must be known.
     """
+
+    form: ClassVar[type[MinimaxProblem]] = MinimaxProblem
+    has_theorem: ClassVar[bool] = True
 
     strong_convexity: Any = None
     strong_concavity: Any = None

@@ -15,14 +15,8 @@ from bilevax import trees
 from bilevax.arguments import positive
 from bilevax.problems import BilevelProblem, MinimaxProblem, Point
 from bilevax.problems.constants import lower_smoothness_of, range_of, upper_smoothness_of
+from bilevax.problems.deviation import lower_deviation_of, upper_deviation_of
 from bilevax.problems.reformulate import lower_level, penalty, penalty_blocks, penalty_point
-from bilevax.problems.stochastic import (
-    is_stochastic,
-    lower_deviation_of,
-    reference,
-    upper_deviation_of,
-    whole,
-)
 from bilevax.problems.validate import require, require_bounded, require_gap_bound
 from bilevax.solvers.base import Solver, check_part, check_positive
 from bilevax.solvers.extragradient import ExtraGradient
@@ -106,6 +100,8 @@ class PenaltyMethod(Solver[PenaltyState]):
     stays as given if not, or with `starter=None`.
     """
 
+    form: ClassVar[type[BilevelProblem]] = BilevelProblem
+    has_theorem: ClassVar[bool] = True
     takes_samples: ClassVar[bool] = True
 
     epsilon: Any = None
@@ -133,18 +129,18 @@ class PenaltyMethod(Solver[PenaltyState]):
 
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> PenaltyMethod:
         require(problem, BilevelProblem, "PenaltyMethod")
-        return self._for(problem)._prepared(reference(problem), problem, start, tolerance)
+        return self._for(problem)._prepared(problem.reference(), problem, start, tolerance)
 
     def _for(self, problem: BilevelProblem) -> PenaltyMethod:
         """With the outer method that the data ask for, and a starter where there can be."""
-        kind = StochasticProximalPoint if is_stochastic(problem) else ProximalPoint
+        kind = StochasticProximalPoint if problem.sampled else ProximalPoint
         outer = kind() if self.outer is None else self.outer
         if not isinstance(outer, kind):
-            what = "minibatches" if is_stochastic(problem) else "all data at once"
+            what = "minibatches" if problem.sampled else "all data at once"
             raise TypeError(
                 f"PenaltyMethod: with {what} outer must be a {kind.__name__}, not {outer!r}"
             )
-        starter = self.starter if whole(problem) is not None else None
+        starter = self.starter if problem.complete() is not None else None
         return dataclasses.replace(self, outer=outer, starter=starter)
 
     def _prepared(
@@ -167,7 +163,7 @@ class PenaltyMethod(Solver[PenaltyState]):
             smoothness=self.smoothness,
             inner_tolerance=self.inner_tolerance,
         )
-        dtype = trees.dtype_of(dataclasses.replace(start, rho=None))
+        dtype = trees.dtype_of(start.replace(rho=None))
         epsilon = constants.epsilon
         if isinstance(self.outer, ProximalPoint):
             outer = self.outer.completed(
@@ -246,7 +242,7 @@ class PenaltyMethod(Solver[PenaltyState]):
         x, y = penalty_blocks(start)
         starter = None
         if self.starter is not None:
-            saddle = lower_level(whole(problem), start.x1)
+            saddle = lower_level(_complete(problem), start.x1)
             starter = self.starter.init(saddle, Point(x=start.y1, y=start.y2))
         return PenaltyState(
             starting=jnp.asarray(starter is not None),
@@ -264,7 +260,7 @@ class PenaltyMethod(Solver[PenaltyState]):
 
         if self.starter is None:
             return go()
-        method, saddle = self.starter, lower_level(whole(problem), state.start_x1)
+        method, saddle = self.starter, lower_level(_complete(problem), state.start_x1)
 
         def start() -> PenaltyState:
             starter = method.advance(saddle, state.starter, limit)
@@ -287,12 +283,22 @@ class PenaltyMethod(Solver[PenaltyState]):
     def with_stream(self, state: PenaltyState, stream: Any) -> PenaltyState:
         return dataclasses.replace(state, outer=self.outer.with_stream(state.outer, stream))
 
+    def advice(self) -> str:
+        # The theorem promises a multiple of ε, not ε itself.
+        return f"try solver=bilevax.PenaltyMethod(epsilon={float(self.epsilon) / 4:g})"
+
     def done(self, problem: BilevelProblem, state: PenaltyState) -> Array:
         return ~state.starting & self.outer.done(self._penalised(problem), state.outer)
 
     def output(self, problem: BilevelProblem, state: PenaltyState) -> Point:
         found = self.outer.output(self._penalised(problem), state.outer)
-        return dataclasses.replace(penalty_point(found.x, found.y), rho=self.rho)
+        return penalty_point(found.x, found.y).replace(rho=self.rho)
+
+
+def _complete(problem: BilevelProblem) -> BilevelProblem:
+    known = problem.complete()
+    assert known is not None  # or there would be no starter
+    return known
 
 
 def _response_diameter(problem: BilevelProblem, start: Point) -> float:

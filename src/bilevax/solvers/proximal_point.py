@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -44,6 +44,9 @@ class ProximalPoint(Solver[ProximalPointState]):
     `center="last"` regularises y around the last iterate, as `eq:minmax_prox` has it, instead of
     the first, which is what the theorem covers.
     """
+
+    form: ClassVar[type[MinimaxProblem]] = MinimaxProblem
+    has_theorem: ClassVar[bool] = True
 
     tolerance: Any = None
     inner_tolerance: Any = None

@@ -15,7 +15,7 @@ from bilevax import trees
 from bilevax.arguments import non_negative, positive, tracing, whole
 from bilevax.problems import MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
-from bilevax.problems.stochastic import deviation_of, drawn, first_stream, reference
+from bilevax.problems.deviation import deviation_of
 from bilevax.problems.validate import require, require_bounded
 from bilevax.solvers.base import Solver, check_key, check_part, check_positive
 from bilevax.solvers.estimators import Estimator, Plain
@@ -116,6 +116,8 @@ class SAPD(Solver[SAPDState]):
     `key` is an int, from which all samples follow.
     """
 
+    form: ClassVar[type[MinimaxProblem]] = MinimaxProblem
+    has_theorem: ClassVar[bool] = True
     takes_samples: ClassVar[bool] = True
 
     iterations: Any = None
@@ -168,7 +170,7 @@ class SAPD(Solver[SAPDState]):
         if self.given:
             known: dict[str, Any] = {}
             if None in (self.tau, self.sigma) and self.smoothness is None:
-                known["smoothness"] = smoothness_of(reference(problem), start)
+                known["smoothness"] = smoothness_of(problem.reference(), start)
             return self.completed(trees.dtype_of(start), tolerance=tolerance, **known)
         for name in ("sigma_x", "sigma_y"):
             if getattr(self, name) is None:
@@ -181,7 +183,7 @@ class SAPD(Solver[SAPDState]):
             require_bounded(getattr(problem, name), getattr(start, name), name, "SAPD")
         return self.completed(
             trees.dtype_of(start),
-            smoothness=smoothness_of(reference(problem), start)
+            smoothness=smoothness_of(problem.reference(), start)
             if self.smoothness is None
             else self.smoothness,
             sigma_x=self.sigma_x,
@@ -231,7 +233,7 @@ class SAPD(Solver[SAPDState]):
             slope=jax.tree.map(jnp.zeros_like, y),
             memories=memories,
             average=(x, y) if self.returns == "average" else None,
-            stream=first_stream(problem, self.key),
+            stream=problem.first_stream(self.key),
             iteration=zero,
             gradients=zero,
         )
@@ -243,7 +245,7 @@ class SAPD(Solver[SAPDState]):
         """One iteration on the problem, or on the one with `pull` added."""
         shrunk = self._shrunk(s)
         tau, sigma = self.tau * shrunk, self.sigma * shrunk
-        stream, at = drawn(problem, s.stream)
+        stream, at = problem.drawn(s.stream)
         in_y = lambda w, p=at: jax.grad(p.smooth, argnums=1)(*w)
         slope, y_memory = self.estimator(in_y, (s.x, s.y), s.memories[0], shrunk)
         if pull is not None:
@@ -252,7 +254,7 @@ class SAPD(Solver[SAPDState]):
         ascent = trees.combine(1 + theta, slope, -theta, s.slope)
         y = problem.y.prox(trees.axpy(sigma, ascent, s.y), sigma)
 
-        stream, at = drawn(problem, stream)
+        stream, at = problem.drawn(stream)
         in_x = lambda w, p=at: jax.grad(p.smooth, argnums=0)(*w)
         descent, x_memory = self.estimator(in_x, (s.x, y), s.memories[1], shrunk)
         if pull is not None:

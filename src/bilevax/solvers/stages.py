@@ -129,7 +129,8 @@ class Stages(Solver[StagesState]):
     function values, and these are not counted.
     """
 
-    takes_constraints: ClassVar[bool] = True
+    form: ClassVar[type[ConstrainedBilevelProblem]] = ConstrainedBilevelProblem
+
     in_stages: ClassVar[bool] = True
     # Whether a stage begins with the multipliers that the last one found, or with none.
     keeps_multipliers: ClassVar[bool] = False

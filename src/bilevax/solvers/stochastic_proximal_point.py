@@ -16,7 +16,7 @@ from bilevax import trees
 from bilevax.arguments import non_negative, whole
 from bilevax.problems import MinimaxProblem, Point
 from bilevax.problems.constants import range_of, smoothness_of
-from bilevax.problems.stochastic import deviation_of, reference
+from bilevax.problems.deviation import deviation_of
 from bilevax.problems.validate import require, require_bounded
 from bilevax.solvers.base import Solver, check_center, check_key, check_part, check_positive
 from bilevax.solvers.sapd import SAPD, Pull, SAPDState
@@ -58,6 +58,8 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
     with H* bounded through L and the diameters. `center` is as in `ProximalPoint`.
     """
 
+    form: ClassVar[type[MinimaxProblem]] = MinimaxProblem
+    has_theorem: ClassVar[bool] = True
     takes_samples: ClassVar[bool] = True
 
     iterations: Any = None
@@ -104,7 +106,7 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
     ) -> StochasticProximalPoint:
         require(problem, MinimaxProblem, "StochasticProximalPoint")
         tolerance = float(tolerance if self.tolerance is None else self.tolerance)
-        at = reference(problem)
+        at = problem.reference()
         if self.y_diameter is None and self.y_weight is None:
             require_bounded(problem.y, start.y, "y", "StochasticProximalPoint")
         x_diameter, y_diameter = (

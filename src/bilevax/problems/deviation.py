@@ -1,11 +1,10 @@
-"""A problem whose data is a source of minibatches: its samples, its whole, and their deviation."""
+"""How far the gradients of minibatches deviate from the whole, and whether they are biased."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,65 +12,16 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.data import Source
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constants import sample_domain
+from bilevax.problems.form import Form
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
+from bilevax.programs import quick
 from bilevax.terms import PerLeaf, Term
-from bilevax.trees import Tree
 
 # Minibatches, and points besides the start, at which a deviation is measured.
 BATCHES, POINTS = 64, 3
-
-Problem = TypeVar("Problem", bound=Any)
-
-
-def is_stochastic(problem: Any) -> bool:
-    return isinstance(getattr(problem, "data", None), Source)
-
-
-def on(problem: Problem, batch: Tree) -> Problem:
-    """The same problem with this minibatch, or with all samples, as its data."""
-    return eqx.tree_at(lambda p: p.data, problem, batch, is_leaf=lambda x: x is None)
-
-
-def first_stream(problem: Any, key: Any) -> Any:
-    """Where a problem's source begins for a key; None without a source."""
-    if not is_stochastic(problem):
-        return None
-    return problem.data.init(jax.random.key(key))
-
-
-def drawn(problem: Problem, stream: Any) -> tuple[Any, Problem]:
-    """The next sample: where the source is then, and the problem with that minibatch."""
-    if not is_stochastic(problem):
-        return stream, problem
-    stream, batch = problem.data.draw(stream)
-    return stream, on(problem, batch)
-
-
-def ready(problem: Any, stream: Any, count: int) -> Array:
-    """Whether there are so many minibatches without asking the host."""
-    return jnp.asarray(True) if stream is None else problem.data.ready(stream, count)
-
-
-def whole(problem: Any) -> Any:
-    """The problem with all samples as its data; None if these are not in memory."""
-    if not is_stochastic(problem):
-        return problem
-    everything = problem.data.everything()
-    return None if everything is None else on(problem, everything)
-
-
-def reference(problem: Problem) -> Problem:
-    """The problem to measure constants on: all samples, or a first minibatch if need be."""
-    known = whole(problem)
-    if known is not None:
-        return known
-    source = problem.data
-    stream = source.refilled(source.init(jax.random.key(0)))
-    return on(problem, source.draw(stream)[1])
 
 
 def deviation_of(problem: MinimaxProblem, start: Point) -> float:
@@ -102,7 +52,7 @@ def _deviation(
     problem: Any, gradient: Callable[[Any], Callable], term: Term, start: tuple
 ) -> float:
     """The largest deviation at the start and at sampled points: an estimate, as the smoothness."""
-    if not is_stochastic(problem):
+    if not problem.sampled:
         return 0.0
     keys = jax.random.split(jax.random.key(1), POINTS)
     points = [start, *(sample_domain(term, start, k) for k in keys)]
@@ -118,7 +68,7 @@ def _deviation(
 def _variance(problem: Any, gradient: Callable[[Any], Callable], point: tuple) -> Array:
     """Σ‖gᵢ − ḡ‖²/(m − 1) over m minibatches, which estimates E‖g − ∇h‖² without bias."""
     source = problem.data
-    stream = source.refilled(source.init(jax.random.key(0)))
+    stream = source.refilled(source.init(0))
     mean, spread, count = None, 0.0, 0
     while count < BATCHES:
         if not bool(source.ready(stream)):
@@ -134,15 +84,15 @@ def _variance(problem: Any, gradient: Callable[[Any], Callable], point: tuple) -
     return jnp.asarray(spread) / max(count - 1, 1)
 
 
-@eqx.filter_jit
+@quick
 def _sampled(problem: Any, gradient: Callable[[Any], Callable], point: tuple, stream: Any) -> Any:
-    stream, at = drawn(problem, stream)
+    stream, at = problem.drawn(stream)
     return stream, gradient(at)(*point)
 
 
 def biased(problem: Any, start: Point) -> str | None:
     """What is wrong if the functions' mean over minibatches is not their value on all samples."""
-    known = whole(problem)
+    known = problem.complete()
     if known is None:
         return None
     drawn_values, right_values = _values_of_batches(problem, start), _values(known, start)
@@ -159,19 +109,15 @@ def biased(problem: Any, start: Point) -> str | None:
     return None
 
 
-@eqx.filter_jit
-def _values(problem: Any, start: Point) -> dict[str, Array]:
-    """The functions' values, by name."""
-    if isinstance(problem, MinimaxProblem):
-        return {"objective": problem.smooth(start.x, start.y)}
-    upper = problem.smooth_upper(start.x1, start.x2, start.y1, start.y2)
-    return {"upper": upper, "lower": problem.smooth_lower(start.x1, start.y1, start.y2)}
+@quick
+def _values(problem: Form, start: Point) -> dict[str, Array]:
+    return problem.values(start)
 
 
-@eqx.filter_jit
-def _values_of_batches(problem: Any, start: Point) -> dict[str, Array]:
+@quick
+def _values_of_batches(problem: Form, start: Point) -> dict[str, Array]:
     def one(stream: Any, _: None) -> tuple[Any, dict[str, Array]]:
-        stream, at = drawn(problem, stream)
-        return stream, _values(at, start)
+        stream, at = problem.drawn(stream)
+        return stream, at.values(start)
 
-    return lax.scan(one, first_stream(problem, 0), None, length=BATCHES)[1]
+    return lax.scan(one, problem.data.init(0), None, length=BATCHES)[1]

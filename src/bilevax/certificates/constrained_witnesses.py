@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.certificates.constrained import lower_lagrangian, upper_lagrangian
-from bilevax.certificates.witness import best_response
+from bilevax.certificates.lagrangians import lower_lagrangian, upper_lagrangian
+from bilevax.certificates.witnesses import best_response
 from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point
+from bilevax.programs import quick
 from bilevax.terms import Box, Free, NonNegative, PerLeaf
 from bilevax.trees import Tree
 
@@ -82,7 +81,7 @@ class _Unknowns(NamedTuple):
     upper_nu: Tree
 
 
-@eqx.filter_jit
+@quick
 def constrained_witnesses(
     problem: ConstrainedBilevelProblem, point: Point, rho: Any = None
 ) -> Point:
@@ -134,4 +133,4 @@ def constrained_witnesses(
     term = PerLeaf(_Unknowns(*parts))  # pyright: ignore[reportArgumentType]
     best = best_response(lambda u: lines(u) / 2, term, first)
     multipliers = Multipliers(best.lam, lam_bar, best.nu, nu_bar, best.upper_lam, best.upper_nu)
-    return dataclasses.replace(point, z=z, rho=best.rho, multipliers=multipliers)
+    return point.replace(z=z, rho=best.rho, multipliers=multipliers)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.certificates.kkt import Pieces, pieces, stationarity_and_responses
+from bilevax.certificates.residuals import Pieces, pieces, stationarity_and_responses
 from bilevax.problems import BilevelProblem, Point
+from bilevax.programs import quick
 from bilevax.terms import Term
 from bilevax.trees import Tree
 
@@ -74,7 +73,7 @@ def best_response(function: Callable[[Tree], Array], term: Term, start: Tree) ->
     return lax.while_loop(going, advance, first).u
 
 
-@eqx.filter_jit
+@quick
 def respond(problem: BilevelProblem, point: Point) -> Point:
     """The point with x2, and z1 and z2 where it lacks them, as best responses."""
     p = point
@@ -85,10 +84,10 @@ def respond(problem: BilevelProblem, point: Point) -> Point:
         z2 = best_response(lambda u: -problem.smooth_lower(p.x1, p.y1, u), problem.y2, p.y2)
     if problem.x2 is not None:
         x2 = best_response(lambda u: -problem.smooth_upper(p.x1, u, p.y1, p.y2), problem.x2, x2)
-    return dataclasses.replace(p, x2=x2, z1=z1, z2=z2)
+    return p.replace(x2=x2, z1=z1, z2=z2)
 
 
-@eqx.filter_jit
+@quick
 def best_rho(problem: BilevelProblem, point: Point) -> Array:
     """The ρ > 0 that makes the largest of the lines that depend on ρ least."""
     dtype = trees.dtype_of(point.x1)

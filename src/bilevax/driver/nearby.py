@@ -7,11 +7,10 @@ from typing import Any
 
 from bilevax import trees
 from bilevax.certificates import Certificate
+from bilevax.driver.entry import solve
+from bilevax.driver.solution import Solution
 from bilevax.problems import BilevelProblem, Point
-from bilevax.problems.stochastic import whole
 from bilevax.problems.validate import require
-from bilevax.solution import Solution
-from bilevax.solve import solve
 from bilevax.solvers import Adaptive
 
 
@@ -49,7 +48,7 @@ def polish(
     distance is least. The search ends when one has ε ≤ `tolerance`. All samples must be in memory.
     """
     require(problem, BilevelProblem, "polish")
-    known = whole(problem)
+    known = problem.complete()
     if known is None:
         raise ValueError("polish: not all samples are in memory; certify(problem, point) samples")
     best: list[NearlyCertificate] = []

@@ -14,7 +14,7 @@ from bilevax.problems import Point
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from bilevax.checkpoint import RunState
+    from bilevax.driver.checkpoint import RunState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Solution:
 
     def save(self, path: str | Path) -> None:
         """Write the state of the run, from which `solve(…, resume=path)` goes on."""
-        from bilevax.checkpoint import save
+        from bilevax.driver.checkpoint import save
 
         save(path, self.state)
 

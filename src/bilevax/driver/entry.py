@@ -8,26 +8,24 @@ from typing import Any
 
 from bilevax import trees
 from bilevax.arguments import non_negative, warn, whole
-from bilevax.checkpoint import RunState, check_writable
 from bilevax.data import DataError
-from bilevax.problems import BilevelProblem, ConstrainedBilevelProblem, MinimaxProblem, Point
-from bilevax.problems.stochastic import biased, is_stochastic, reference
-from bilevax.problems.validate import require_precision, validate
-from bilevax.run import Progress, Run, save_or_warn
-from bilevax.solution import Solution, SolveError
-from bilevax.solvers import (
-    SAPD,
-    Adaptive,
-    PenaltyMethod,
-    ProximalPoint,
-    Recursive,
-    Solver,
-    StochasticProximalPoint,
-)
+from bilevax.driver.checkpoint import RunState, save_or_warn
+from bilevax.driver.limits import Limits
+from bilevax.driver.loop import Run
+from bilevax.driver.solution import Solution, SolveError
+from bilevax.files import check_writable
+from bilevax.problems import Form, Point
+from bilevax.problems.deviation import biased
+from bilevax.problems.validate import require_form, require_precision, validate
+from bilevax.programs import release_programs
+from bilevax.progress import Progress
+from bilevax.solvers.base import Solver, Task
+from bilevax.solvers.composite import composed
+from bilevax.solvers.defaults import default_solver
 
 
 def solve(
-    problem: BilevelProblem | ConstrainedBilevelProblem | MinimaxProblem,
+    problem: Form,
     start: Point,
     *,
     tolerance: float = 1e-2,
@@ -69,7 +67,9 @@ def solve(
         A `Solution`. Its point is the one of least ε seen; its status says how it ended. Ctrl-C
         ends the run with the status "interrupted" and returns it too.
     """
-    start = validate(reference(problem), start)
+    release_programs()
+    require_form(problem)
+    start = validate(problem.reference(), start)
     non_negative(relative_tolerance, "relative_tolerance")
     relative = float(relative_tolerance)
     if relative and tolerance == 0:
@@ -81,20 +81,19 @@ def solve(
         raise TypeError(f"solver must be one of bilevax's, such as PenaltyMethod(), not {solver!r}")
     solver = solver or default_solver(problem)
     _check_samples(problem, solver, start, relative)
-    run = Run(problem, solver, start, float(tolerance), relative)
+    task = Task(problem, start, float(tolerance), relative)
+    run = Run(task, composed(solver, problem), Limits(max_gradients, max_seconds))
     same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
     if resume is not None and not (same_file and not Path(str(resume)).exists()):
         run.resume(resume)
-    bar = Progress(progress, max_gradients)
+    run.callback, run.checkpoint = callback, checkpoint
     try:
-        ended = run.until(max_gradients, max_seconds, callback, checkpoint, bar)
-        status = run.concluded(ended)
+        with Progress(progress, total=max_gradients, unit="gradients") as run.bar:
+            status = run.until_ended()
     except DataError:
         if checkpoint is not None:  # of all steps before, to go on with once the data are mended
             save_or_warn(checkpoint, run.snapshot())
         raise
-    finally:
-        bar.close()
     solution = run.solution(status)
     if checkpoint is not None:
         save_or_warn(checkpoint, solution.state)
@@ -103,21 +102,9 @@ def solve(
     return solution
 
 
-def default_solver(problem: Any) -> Solver:
-    """The solver that `solve` uses when none is named."""
-    if is_stochastic(problem):
-        # Constants that work, see benchmarks/stochastic.py: the theorem's T is beyond all patience.
-        inner = SAPD(iterations=30, theta=1.0, decay=200, estimator=Recursive())
-        outer = StochasticProximalPoint(iterations=10**9, returns="last", inner=inner)
-        if isinstance(problem, MinimaxProblem):
-            return outer
-        return PenaltyMethod(starter=None, outer=outer)
-    return ProximalPoint() if isinstance(problem, MinimaxProblem) else Adaptive()
-
-
 def _check_samples(problem: Any, solver: Solver, start: Point, relative: float) -> None:
     """Refuse minibatches where they are not understood, and warn where they mislead."""
-    if not is_stochastic(problem):
+    if not problem.sampled:
         return
     if not solver.takes_samples:
         raise TypeError(
@@ -138,4 +125,4 @@ def _check_limits(max_gradients: Any, max_seconds: Any, callback: Any, checkpoin
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be a function of a Solution, not {callback!r}")
     if checkpoint is not None:
-        check_writable(checkpoint)
+        check_writable(checkpoint, "checkpoint")

@@ -1,0 +1,85 @@
+"""`certify`: how good any point is, wherever it came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from bilevax import arguments
+from bilevax.arguments import positive
+from bilevax.certificates.certificate import Certificate
+from bilevax.certificates.definition import definition_of, judge
+from bilevax.certificates.sampled import (
+    BATCHES,
+    RUN_KEYS,
+    SampledCertificate,
+    averaged,
+    drawn_batches,
+    sampled_certificate,
+)
+from bilevax.problems import Form, Point
+from bilevax.problems.validate import check_functions, check_point, require_form
+from bilevax.programs import release_programs
+
+
+def certify(
+    problem: Form,
+    point: Point,
+    *,
+    rho: Any = None,
+    batches: int | None = None,
+    confidence: float = 0.95,
+    key: int = 0,
+) -> Certificate:
+    """Judge a point: every residual line of the definition, and their maximum ε.
+
+    For a minimax problem: ε-stationarity of `Point(x=…, y=…)`. For a bilevel problem: ε-KKT of
+    (x1, y1, y2), which asks for *some* ρ > 0 and (x2, z1, z2). A point that carries them all, as a
+    solution's point does, is judged with them. Otherwise those missing are sought: z1 and z2 as
+    best responses, x2 likewise from the x2 given, ρ as the best one for them. For a constrained
+    bilevel problem: ε-KKT of (x, y), which asks for some ρ > 0, z, λ and λ̄; a point without all of
+    them gets z and λ̄ from its lower level, solved at x, and the best ρ and λ for these. Where
+    witnesses are not unique another choice may certify a smaller ε; so what is returned is always a
+    true bound, but for a point without witnesses perhaps not the least.
+
+    The point is judged where it is; it is not projected. Outside the domain ε is infinite.
+
+    A problem whose data is a source of minibatches is judged on all its samples, exactly, if these
+    are in memory. If not, or with `batches`, so many minibatches are drawn (64, from a stream of
+    their own for `key`), and a `SampledCertificate` says what holds with probability `confidence`;
+    missing witnesses are sought on as many others.
+    """
+    release_programs()
+    require_form(problem)
+    positive(rho, "rho")
+    known = problem.complete()
+    if batches is not None and not problem.sampled:
+        raise ValueError("batches: the problem's data is no source of minibatches")
+    if known is None or batches is not None:
+        return _sampled(problem, point, rho, batches, confidence, key)
+    return judge(known, _with_witnesses(known, point, rho), sizes=True)
+
+
+def _with_witnesses(problem: Form, point: Point, rho: Any) -> Point:
+    point = check_point(problem, point)
+    check_functions(problem, point)
+    return definition_of(problem).with_witnesses(problem, point, rho)
+
+
+def _sampled(
+    problem: Form, point: Point, rho: Any, batches: int | None, confidence: float, key: int
+) -> SampledCertificate:
+    count = BATCHES if batches is None else batches
+    arguments.whole(count, "batches", 2)
+    arguments.whole(key, "key", 0)
+    if key >= RUN_KEYS:
+        raise ValueError(f"key must be below {RUN_KEYS}, not {key}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be a probability between 0 and 1, not {confidence}")
+    # Witnesses that fit the samples they are judged on would look better than they are.
+    drawn = drawn_batches(problem, 2 * count, key)
+    half = lambda begin: jax.tree.map(lambda b: b[begin : begin + count], drawn)
+    point = _with_witnesses(averaged(problem, half(0)), point, rho)
+    estimate = judge(averaged(problem, half(count)), point, sizes=True)
+    return sampled_certificate(problem, point, half(count), estimate, confidence)

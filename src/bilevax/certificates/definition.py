@@ -1,0 +1,127 @@
+"""What near-optimality means for a problem form, and the certificate that says how near."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from bilevax.certificates.certificate import Certificate
+from bilevax.problems import Form, Point, registered
+from bilevax.programs import quick
+from bilevax.trees import Tree
+
+
+class Definition(eqx.Module):
+    """The definition of an ε-solution of one form: residual lines, of which ε is the largest.
+
+    It holds nothing; `bilevax.problems.register(form, definition=…)` makes it known.
+    """
+
+    @property
+    @abc.abstractmethod
+    def certificate(self) -> type[Certificate]:
+        """The class of the certificate, whose fields `residuals` fills."""
+
+    @abc.abstractmethod
+    def residuals(self, problem: Any, point: Point) -> dict[str, Array]:
+        """Every field of the certificate, at a point with all its witnesses. It is compiled."""
+
+    @abc.abstractmethod
+    def sizes(self, problem: Any, point: Point) -> dict[str, Array]:
+        """For each line the size of what it is a difference of. It is compiled."""
+
+    def slope(self, problem: Any, point: Point) -> Array:
+        """The size of slopes at a point, which a relative tolerance is a share of."""
+        return next(iter(self.sizes(problem, point).values()))
+
+    def with_witnesses(self, problem: Any, point: Point, rho: Any = None) -> Point:
+        """The point with all that the definition asks for; what is missing is sought."""
+        if rho is not None:
+            raise ValueError(
+                f"rho is the penalty of a bilevel problem; a {type(problem).__name__} has none"
+            )
+        return point
+
+    # A certificate from minibatches: what varies between them, and what that does to the lines.
+
+    def sampled_parts(self, problem: Any, point: Point) -> tuple[Tree, Array]:
+        """Of one minibatch: the gradient that the lines are made of, and a value (zero if none)."""
+        raise TypeError(f"a {type(problem).__name__} is not certified from minibatches")
+
+    def radii(
+        self, problem: Any, point: Point, names: tuple[str, ...], slope: float, value: float
+    ) -> dict[str, float]:
+        """How far each line may be off, if the gradient is off by `slope` and the value by `value`.
+
+        Both are standard errors over the square root of the share of draws that may be worse.
+        """
+        return dict.fromkeys(names, slope)
+
+    def statements(self) -> int:
+        """How many of `slope` and `value` are used: they share the probability of an error."""
+        return 1
+
+    def least_variance(self, problem: Any, point: Point) -> float:
+        """What the user says that the variance of a minibatch's gradient is at least."""
+        return 0.0
+
+
+def definition_of(problem: Form) -> Definition:
+    """The definition that is registered for a form."""
+    found = registered(problem, "definition")
+    if found is None:
+        name = type(problem).__name__
+        raise TypeError(
+            f"no certificate is known for a {name}; bilevax.problems.register({name}, "
+            "definition=…) makes one known"
+        )
+    return found
+
+
+@quick
+def _measured(
+    definition: Definition, problem: Form, point: Point, sizes: bool
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    lines = definition.residuals(problem, point)
+    return lines, definition.sizes(problem, point) if sizes else {}
+
+
+def judge(problem: Form, point: Point, *, sizes: bool = False) -> Certificate:
+    """The certificate of a point that has all its witnesses; with `sizes`, those of its lines."""
+    definition = definition_of(problem)
+    measured = jax.device_get(_measured(definition, problem, point, sizes))
+    lines, found = ({name: float(v) for name, v in part.items()} for part in measured)
+    return definition.certificate(**lines, sizes=found)
+
+
+def compile_judge(problem: Form, point: Any, sizes: bool) -> None:
+    """Compile the program of `judge` for a point of these shapes."""
+    _measured.ahead(definition_of(problem), problem, point, sizes).result()
+
+
+@quick
+def _slope(definition: Definition, problem: Form, point: Point) -> Array:
+    return definition.slope(problem, problem.first_witnesses(point))
+
+
+def slope_at(problem: Form, start: Point) -> float:
+    """The size of slopes at a start; 1 where there is none."""
+    problem = problem.reference()
+    slope = float(_slope(definition_of(problem), problem, start))
+    return slope if jnp.isfinite(slope) and slope > 0 else 1.0
+
+
+def bounded(lines: dict[str, Array], inside: Array, dtype: Any = None) -> dict[str, Array]:
+    """Lines that are infinite outside of the domain and where they are not a number."""
+    kept = {k: jnp.where(inside & ~jnp.isnan(v), v, jnp.inf) for k, v in lines.items()}
+    return kept if dtype is None else {k: v.astype(dtype) for k, v in kept.items()}
+
+
+def term_values(problem: Form, point: Point) -> dict[str, Array]:
+    """The term's value at every block and every witness like a block: infinite outside a domain."""
+    return {name: term.value(block) for name, term, block in problem.terms(point)}

@@ -1,0 +1,1 @@
+"""How a run goes: the loop, its checks, what it says and what it leaves behind."""

@@ -1,0 +1,146 @@
+"""How a run judges its points: on all samples, or on minibatches that were held out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from bilevax.certificates import Certificate, judge
+from bilevax.certificates.sampled import (
+    BATCHES,
+    CONFIDENCE,
+    RUN_KEYS,
+    averaged,
+    drawn_batches,
+    sampled_certificate,
+)
+from bilevax.driver.checkpoint import RunState
+from bilevax.problems import Form, Point
+
+# Gradients that one check costs: one for the residuals, one for what rounding may add to them.
+GRADIENTS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """`problem` is the stated one with all samples, or with the mean over `batches` of them.
+
+    `cost` is what a check takes, in gradients of one minibatch.
+    """
+
+    stated: Form
+    problem: Form
+    batches: Any
+    cost: int
+    tolerance: float
+    relative: float
+
+    @classmethod
+    def of(cls, stated: Form, tolerance: float, relative: float) -> Judge:
+        known = stated.complete()
+        if known is None:
+            batches = drawn_batches(stated, BATCHES, RUN_KEYS)
+            mean = averaged(stated, batches)
+            return cls(stated, mean, batches, GRADIENTS * BATCHES, tolerance, relative)
+        cost = GRADIENTS if not stated.sampled else math.ceil(GRADIENTS * _minibatches(stated.data))
+        return cls(stated, known, None, cost, tolerance, relative)
+
+    @property
+    def exact(self) -> bool:
+        return self.batches is None
+
+    def __call__(self, point: Point, time: int) -> Certificate:
+        """What a check says; from samples, with the radii of the next, `time`-th confirmation."""
+        certificate = judge(self.problem, point, sizes=self.relative > 0)
+        if self.exact:
+            return certificate
+        share = 1 / (time * (time + 1))
+        return sampled_certificate(self.stated, point, self.batches, certificate, CONFIDENCE, share)
+
+    def confirmed(self, point: Point, time: int) -> Certificate:
+        """On minibatches that had no part in choosing the point.
+
+        The best of many checks is too good on those it was chosen by. The t-th time may err with
+        probability α/(t(t + 1)), so that all times together err with α = 1 − CONFIDENCE at most.
+        """
+        batches = drawn_batches(self.stated, BATCHES, RUN_KEYS + time)
+        estimate = judge(averaged(self.stated, batches), point, sizes=self.relative > 0)
+        share = 1 / (time * (time + 1))
+        return sampled_certificate(self.stated, point, batches, estimate, CONFIDENCE, share)
+
+    def holds(self, certificate: Certificate) -> bool:
+        return certificate.certified(self.tolerance, self.relative)
+
+    def excess(self, certificate: Certificate) -> float:
+        """What is to become small: ε, or the largest line against what it may be."""
+        if not self.relative:
+            return certificate.epsilon
+        allowed = certificate.allowed(self.tolerance, self.relative)
+        lines = certificate.lines().items()
+        shares = [v / allowed[k] if allowed[k] > 0 else math.inf for k, v in lines if v != 0]
+        return max((math.inf if math.isnan(v) else v for v in shares), default=0.0)
+
+
+class Verdicts:
+    """What the checks of a run have said: the best point, its certificate, and the history.
+
+    A certificate from samples is tried on others before anyone is shown it: `confirmations` counts
+    how often, and `confirmed` says whether the best point's was.
+    """
+
+    def __init__(self, judge: Judge, start: Point):
+        self.judge, self.best = judge, start
+        self.confirmations, self.confirmed = 0, False
+        self.gradients = 0  # of the checks
+        self.certificate = judge(start, 1)
+        self.history: dict[str, list[float]] = {}
+
+    @property
+    def holds(self) -> bool:
+        return self.judge.holds(self.certificate)
+
+    def record(self, certificate: Certificate, gradients: int, seconds: float) -> None:
+        row = {"gradients": gradients, "seconds": seconds} | certificate.as_dict()
+        for name, value in row.items():
+            self.history.setdefault(name, []).append(value)
+
+    def add(self, point: Point, gradients: int, seconds: float) -> Certificate:
+        """Judge a point, keep it if it is the best, and record what was seen."""
+        certificate = self.judge(point, self.confirmations + 1)
+        self.gradients += self.judge.cost
+        if self.judge.excess(certificate) <= self.judge.excess(self.certificate):
+            self.best, self.certificate, self.confirmed = point, certificate, False
+        self.record(certificate, gradients, seconds)
+        return certificate
+
+    def confirm(self) -> bool:
+        """Whether the best point is certified; if samples say so, whether other samples agree."""
+        if self.holds:
+            self.ask_other_samples()
+        return self.holds
+
+    def ask_other_samples(self) -> None:
+        if self.judge.exact or self.confirmed:
+            return
+        self.confirmations, self.confirmed = self.confirmations + 1, True
+        self.gradients += self.judge.cost
+        self.certificate = self.judge.confirmed(self.best, self.confirmations)
+
+    def restore(self, saved: RunState) -> None:
+        """Go on with what an earlier run's checks have said."""
+        self.best, self.gradients = saved.best, saved.check_gradients
+        self.confirmations, self.confirmed = saved.confirmations, saved.confirmed
+        self.history = {name: list(column) for name, column in saved.history.items()}
+        self.certificate = self.judge(self.best, self.confirmations + 1)
+        if self.confirmed:
+            self.certificate = self.judge.confirmed(self.best, self.confirmations)
+
+
+def _minibatches(source: Any) -> float:
+    """How many minibatches all samples are."""
+    _, batch = jax.eval_shape(lambda: source.draw(source.init(0)))
+    entries = lambda tree: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+    return entries(source.everything()) / max(entries(batch), 1)

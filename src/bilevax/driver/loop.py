@@ -1,0 +1,317 @@
+"""The only loop on the host: compiled pieces of steps, and between them what a person sees.
+
+Nothing here knows a solver or a problem form by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.certificates.definition import compile_judge
+from bilevax.driver import schedule, sentences
+from bilevax.driver.checkpoint import RunState, check_same_run, fingerprint, load, save_or_warn
+from bilevax.driver.judging import Judge, Verdicts
+from bilevax.driver.limits import Clock, Limits
+from bilevax.driver.nonfinite import where_not_finite
+from bilevax.driver.solution import History, Solution, Status
+from bilevax.problems import Point
+from bilevax.programs import optimised, quick
+from bilevax.progress import Progress
+from bilevax.solvers.base import Solver, Task, initial
+from bilevax.trees import Tree
+
+RUNNING = Status("running", "Still running.")
+
+
+class Piece(NamedTuple):
+    """Where some steps ended: the state, whether the method is done and all numbers are finite."""
+
+    state: Any
+    done: Array
+    finite: Array
+    point: Point
+    signals: Tree
+
+
+def piece_of_steps(solver: Solver, problem: Any, state: Any, limit: Array) -> Piece:
+    """Steps up to `limit` gradients."""
+    state = solver.advance(problem, state, limit)
+    done, finite = solver.done(problem, state), trees.all_finite(state)
+    return Piece(state, done, finite, solver.output(problem, state), solver.signals(problem, state))
+
+
+_quick_steps, _optimised_steps = quick(piece_of_steps), optimised(piece_of_steps)
+
+
+class Run:
+    """One run of a solver on a problem.
+
+    `limit` says how far the next piece of steps may go, and `receive` takes it: then the run has
+    ended, with a status, or goes on. `advanced` computes the piece; so can somebody else, who runs
+    several at once.
+    """
+
+    def __init__(self, task: Task, solver: Solver, limits: Limits | None = None):
+        self.task, self.asked, self.limits = task, solver, limits or Limits()
+        self.bar = Progress(False, unit="gradients")
+        self.callback: Callable[[Solution], Any] | None = None
+        self.checkpoint: str | Path | None = None
+        self.solver = solver.prepared_for(task)
+        judge = Judge.of(task.problem, task.tolerance, task.relative)
+        self.schedule = schedule.Schedule(judge.cost)
+        self.earlier, self.piece, self.refused = 0, schedule.LEAST_PIECE, ""
+        self.fell_back_at: int | None = None
+        begun = time.perf_counter()
+        self.state = self._refilled(initial(self.solver, task.problem, task.start))
+        self.verdicts = Verdicts(judge, self._compiled(judge).point)
+        self.compile_seconds = time.perf_counter() - begun
+        self.clock = Clock()
+        self.limits.begin(self.clock, self.state.gradients)
+        self.fingerprint = fingerprint(task.problem, self.solver, task.start)
+        self.checked_at, self.reviewed_at = 0, self.schedule.next_check
+        self.verdicts.record(self.verdicts.certificate, self.gradients, self.clock.seconds)
+
+    @property
+    def gradients(self) -> int:
+        return self.earlier + int(self.state.gradients)
+
+    def until_ended(self) -> Status:
+        """Steps until something ends the run: how it ended."""
+        try:
+            status = sentences.certified(self.summary) if self.verdicts.confirm() else None
+            while status is None:
+                status = self.receive(*self.advanced(self.limit()))
+        except KeyboardInterrupt:
+            status = sentences.interrupted(self.summary, "Interrupted.")
+        self.verdicts.ask_other_samples()  # what the best point is worth, where samples chose it
+        return sentences.certified(self.summary) if self.verdicts.holds else status
+
+    def limit(self) -> int:
+        """How many gradients the run may have after the next piece."""
+        return min(self._mark, self.gradients + self.piece)
+
+    def advanced(self, limit: int) -> tuple[Piece, float]:
+        """A piece of steps up to `limit` gradients in all, and the seconds that it took."""
+        begun = time.perf_counter()
+        piece = jax.block_until_ready(self._steps(limit))
+        return piece, time.perf_counter() - begun
+
+    def receive(self, piece: Piece, seconds: float) -> Status | None:
+        """Take a piece, and check the run where that is due: how it ended, if it did."""
+        if not bool(piece.finite):
+            return self._not_finite()
+        before, done = self.gradients, bool(piece.done)
+        self.state = piece.state
+        self.state = self._refilled(piece.state)  # which may fail: what was done until here stays
+        self.piece = schedule.next_piece(self.piece, self.gradients - before, seconds)
+        self._show()
+        reached = self.gradients + self.solver.gradients_per_step > self._mark
+        if reached and self.schedule.next_check <= self.limits.most:
+            self.schedule.check_passed()
+        elif self.gradients == before and not done and not reached:
+            self.piece *= 2  # one step needs more gradients than a piece had room for
+        due = done or reached or self.limits.late(self.clock)
+        return self._check(piece, done) if due else None
+
+    def _check(self, piece: Piece, done: bool) -> Status | None:
+        done &= not self._judge(piece)
+        holds = self.verdicts.confirm()  # before anyone is shown it
+        self._show()
+        if self.checkpoint is not None:
+            save_or_warn(self.checkpoint, self.snapshot())
+        stop = self.callback is not None and _is_true(self.callback(self.solution(RUNNING)))
+        if holds:
+            return sentences.certified(self.summary)
+        if stop:
+            return sentences.interrupted(self.summary, "Stopped by the callback.")
+        no_room = self.gradients + self.solver.gradients_per_step > self.limits.most
+        late, stalled = self.limits.late(self.clock), self._stalled()
+        if (done or stalled) and not (no_room or late) and self._fall_back():
+            return None
+        if done:
+            return sentences.stopped_itself(self.summary)
+        if no_room:
+            return sentences.budget_spent(self.summary, f"max_gradients={self.limits.most}")
+        if late:
+            return sentences.budget_spent(self.summary, f"max_seconds={self.limits.max_seconds:g}")
+        return sentences.stalled(self.summary) if stalled else None
+
+    def _judge(self, piece: Piece) -> bool:
+        """Judge the current point. Says whether the solver sees another problem since then."""
+        if self.checked_at == self.gradients:
+            return False
+        self.checked_at = self.gradients
+        certificate = self.verdicts.add(piece.point, self.gradients, self.clock.seconds)
+        # Only checks on the schedule count for the solver: one at the end of a budget must leave no
+        # trace in a run that is then resumed.
+        scheduled = self.schedule.next_check > self.reviewed_at
+        if not scheduled or self.verdicts.judge.holds(certificate):
+            return False
+        self.reviewed_at = self.schedule.next_check
+        signals = jax.device_get(piece.signals)
+        self.solver, state, changed = self.asked.reviewed(
+            self.solver, self.task, self.state, signals
+        )
+        if state is None:
+            self._begin_anew(piece.point)
+        else:
+            self.state = state
+        return changed
+
+    def _stalled(self) -> bool:
+        part, history = self.solver.part, self.verdicts.history
+        columns = (history[name] for name in ("gradients", "epsilon", "objective"))
+        since = self.fell_back_at or 0
+        return not part.in_stages and schedule.stalled(
+            *columns, since=since, has_theorem=part.has_theorem
+        )
+
+    def _fall_back(self) -> bool:
+        """Let another method go on where this one does not, if there is one."""
+        begun = time.perf_counter()
+        try:
+            following = self.asked.relieved(self.solver, self.task, self.state)
+        except ValueError as error:
+            self.refused = sentences.cannot_follow(self.asked.part.fallback(), error)
+            return False
+        if following is None:
+            return False
+        self._take_over(following, self.verdicts.best)
+        self._compiled()
+        taken = time.perf_counter() - begun  # which no limit counts
+        self.compile_seconds += taken
+        self.clock.leave_out(taken)
+        self.schedule.postpone(self.gradients)
+        return True
+
+    def _take_over(self, following: Solver, start: Point) -> None:
+        self.solver, self.fell_back_at = following, self.gradients
+        self._begin_anew(start)
+
+    def _begin_anew(self, start: Point) -> None:
+        self.earlier = self.gradients
+        self.state = self._refilled(initial(self.solver, self.task.problem, start))
+
+    def _not_finite(self) -> Status:
+        at, broken = self.gradients, self.limit()
+        problem, last = self.verdicts.judge.problem, self._steps(at)
+        where, last = where_not_finite(problem, self._steps, last, at, broken)
+        self.state = last.state
+        return sentences.not_finite(self.summary, where)
+
+    @property
+    def _mark(self) -> int:
+        """The gradients at which the next check is due, or the budget ends."""
+        return min(self.schedule.next_check, self.limits.most)
+
+    def _steps(self, limit: int) -> Piece:
+        """Steps up to `limit` gradients in all, quickly compiled ones up to their mark."""
+        mark = schedule.QUICK_GRADIENTS
+        quickly = self.gradients + self.solver.gradients_per_step <= mark
+        steps = _quick_steps if quickly else _optimised_steps
+        own = np.asarray((min(limit, mark) if quickly else limit) - self.earlier)
+        return steps(self.solver, self.task.problem, self.state, own)
+
+    def _compiled(self, judge: Judge | None = None) -> Piece:
+        """A piece without a step; the program for checks is compiled at the same time."""
+        arguments = (self.solver, self.task.problem, self.state, np.asarray(0))
+        if judge is not None and jax.process_count() == 1:
+            ahead = _quick_steps.ahead(*arguments)
+            shapes = eqx.filter_eval_shape(piece_of_steps, *arguments)
+            point = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes.point)
+            compile_judge(judge.problem, point, judge.relative > 0)
+            ahead.result()
+        return jax.block_until_ready(self._steps(self.gradients))
+
+    def _refilled(self, state: Any) -> Any:
+        """With samples from the host for the steps to come, if the data are there."""
+        stream = self.solver.stream(state)
+        if stream is None:
+            return state
+        return self.solver.with_stream(state, self.task.problem.data.refilled(stream))
+
+    def _show(self) -> None:
+        self.bar.show(self.gradients, ε=f"{self.verdicts.certificate.epsilon:.3g}")
+
+    @property
+    def summary(self) -> sentences.Summary:
+        """What the sentences about a run are made of."""
+        return sentences.Summary(
+            certificate=self.verdicts.certificate,
+            tolerance=self.task.tolerance,
+            relative=self.task.relative,
+            gradients=self.gradients,
+            method=self.solver.part,
+            first_method=self.asked.part,
+            fell_back_at=self.fell_back_at,
+            refused=self.refused,
+        )
+
+    def snapshot(self) -> RunState:
+        return RunState(
+            solver=self.solver,
+            solver_state=self.state,
+            best=self.verdicts.best,
+            next_check=self.schedule.next_check,
+            check_gradients=self.verdicts.gradients,
+            seconds=self.clock.seconds,
+            history={name: list(column) for name, column in self.verdicts.history.items()},
+            fingerprint=self.fingerprint,
+            earlier=self.earlier,
+            fell_back_at=self.fell_back_at,
+            confirmations=self.verdicts.confirmations,
+            confirmed=self.verdicts.confirmed,
+        )
+
+    def _fresh(self, fell_back: bool) -> RunState:
+        """A snapshot of this run as it begins, or as its second method begins."""
+        if fell_back and self.fell_back_at is None:
+            following = self.asked.relieved(self.solver, self.task, self.state)
+            assert following is not None
+            self._take_over(following, self.task.start)
+        return self.snapshot()
+
+    def resume(self, source: RunState | str | Path) -> None:
+        """Go on from where an earlier run of the same task stood."""
+        saved = load(source, self._fresh) if isinstance(source, str | Path) else source
+        if not isinstance(saved, RunState):
+            raise TypeError(f"resume must be a solution's state or a file, not {source!r}")
+        check_same_run(saved.fingerprint, self.fingerprint, "this state")
+        self.solver, self.state = saved.solver, saved.solver_state
+        self.earlier, self.fell_back_at = saved.earlier, saved.fell_back_at
+        self.schedule.next_check = self.reviewed_at = saved.next_check
+        self.checked_at = int(saved.history["gradients"][-1])
+        self.verdicts.restore(saved)
+        self.clock = Clock(saved.seconds)
+        self.limits.begin(self.clock, self.state.gradients)
+
+    def solution(self, status: Status) -> Solution:
+        columns = {name: np.asarray(column) for name, column in self.verdicts.history.items()}
+        return Solution(
+            status=status,
+            point=self.verdicts.best,
+            certificate=self.verdicts.certificate,
+            tolerance=self.task.tolerance,
+            relative_tolerance=self.task.relative,
+            gradients=self.gradients,
+            check_gradients=self.verdicts.gradients,
+            seconds=self.clock.seconds,
+            compile_seconds=self.compile_seconds,
+            history=History(columns),
+            solver=self.solver.part,
+            state=self.snapshot(),
+        )
+
+
+def _is_true(answer: Any) -> bool:
+    """Whether a callback returned True, of whatever library; None and other answers go on."""
+    return np.ndim(answer) == 0 and np.asarray(answer).dtype == bool and bool(answer)

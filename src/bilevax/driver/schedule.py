@@ -1,0 +1,96 @@
+"""When a run is checked, how long its pieces are, and when it counts as stalled."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+
+# A run is checked when its gradients have grown by this factor since the last check: a schedule
+# that depends on the count of gradients alone, so that no run depends on the clock.
+FIRST_CHECK, CHECK_GROWTH = 64, 1.05
+# A check on all samples is expensive where steps take minibatches: between two checks lie ten times
+# its cost.
+CHECK_SPARING = 10
+# Between checks the program returns to the host this often, to show progress and to hear Ctrl-C.
+PIECE_SECONDS = 0.2
+LEAST_PIECE, MOST_PIECE = 8, 1 << 30
+# Up to so many gradients steps are taken by a program that was compiled quickly, then by one that
+# was compiled well. By the count and not by the clock, so that a resumed run is the same.
+QUICK_GRADIENTS = 100_000
+# Stalled: over this factor in gradients, in which the point moved this often, ε fell by less than
+# this share. (A point that has not moved is being worked on: a subproblem can be long.)
+STALL_SPAN, STALL_MOVES, STALL_SHARE = 8.0, 30, 1e-3
+# No verdict of stalling before so many gradients: in its first steps a method learns.
+STALL_LEAST = 50_000
+
+
+@dataclasses.dataclass
+class Schedule:
+    """The gradients at which the next check is due; `cost` is what a check takes, in gradients."""
+
+    cost: int
+    next_check: int = FIRST_CHECK
+
+    @property
+    def between(self) -> int:
+        """The least number of gradients between two checks."""
+        return max(FIRST_CHECK, CHECK_SPARING * self.cost)
+
+    def check_passed(self) -> None:
+        following = math.ceil(self.next_check * CHECK_GROWTH)
+        self.next_check = max(following, self.next_check + self.between)
+
+    def postpone(self, gradients: int) -> None:
+        """Leave a method that has just begun the time until a first check."""
+        self.next_check = max(self.next_check, gradients + self.between)
+
+
+def next_piece(piece: int, done: int, seconds: float) -> int:
+    """How many gradients the next piece has, after one of `done` gradients in `seconds`."""
+    if jax.process_count() > 1:
+        return MOST_PIECE  # no process may go by its own clock
+    if done < max(piece // 2, 1):
+        return piece  # it ended early, and says nothing about time
+    factor = min(max(PIECE_SECONDS / max(seconds, 1e-6), 0.25), 4.0)
+    return int(min(max(piece * factor, LEAST_PIECE), MOST_PIECE))
+
+
+def stalled(
+    gradients: Sequence[float],
+    epsilon: Sequence[float],
+    objective: Sequence[float],
+    *,
+    since: int = 0,
+    has_theorem: bool = False,
+) -> bool:
+    """Whether ε has stopped falling, by what the checks saw since a method began.
+
+    A method with a theorem behind it is spared while its objective still falls: the theorem bounds
+    ε at the end, not on the way there.
+    """
+    kept = [i for i, count in enumerate(gradients) if count >= since]
+    counts = [gradients[i] - since for i in kept]
+    early = [i for i, count in zip(kept, counts) if count * STALL_SPAN <= counts[-1]]
+    late = kept[len(early) :]
+    moves = len({epsilon[i] for i in late})
+    if counts[-1] < STALL_LEAST or moves < STALL_MOVES or not early:
+        return False
+    if _least(epsilon, late) <= (1 - STALL_SHARE) * _least(epsilon, early):
+        return False
+    return not (has_theorem and _falls(objective, early, late))
+
+
+def _least(column: Sequence[float], rows: list[int]) -> float:
+    return min(column[i] for i in rows)
+
+
+def _falls(objective: Sequence[float], early: list[int], late: list[int]) -> bool:
+    """Whether the objective is lower than it was, by a share of how much it has changed in all."""
+    before, now = objective[early[-1]], objective[late[-1]]
+    values = [objective[i] for i in early + late if math.isfinite(objective[i])]
+    if not (values and math.isfinite(before) and math.isfinite(now)):
+        return False
+    return before - now > STALL_SHARE * max(max(values) - min(values), abs(before))

@@ -1,0 +1,115 @@
+"""How a run ended, in sentences that say what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from bilevax.certificates import Certificate, SampledCertificate
+from bilevax.driver.schedule import STALL_SPAN
+from bilevax.driver.solution import Status
+from bilevax.solvers.base import Solver
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What a sentence tells: the best certificate, what was asked for, the work, the method."""
+
+    certificate: Certificate
+    tolerance: float
+    relative: float
+    gradients: int
+    method: Solver
+    first_method: Solver
+    # Where one method has followed another: the gradients of the first.
+    fell_back_at: int | None = None
+    # Why the method that follows by default could not.
+    refused: str = ""
+
+    @property
+    def wanted(self) -> str:
+        if self.relative:
+            return f"within {self.tolerance:g} + {self.relative:g}·size on every line"
+        return f"≤ {self.tolerance:g}"
+
+    @property
+    def so_far(self) -> str:
+        wanted = self.wanted if self.relative else f"at {self.tolerance:g}"
+        return (
+            f"The best point is certified at ε = {self.certificate.epsilon:.3g} only, not "
+            f"{wanted}, after {self.gradients:,} gradients.{self.fallback}"
+        )
+
+    @property
+    def fallback(self) -> str:
+        """Which method the answer comes from, where it is not the one that was asked for."""
+        if self.fell_back_at is None:
+            return ""
+        first, second = _name(self.first_method), _name(self.method)
+        return (
+            f" {first} stopped making progress after {self.fell_back_at:,} of them; since then "
+            f"{second}, with safe constants, went on."
+        )
+
+    @property
+    def hint(self) -> str:
+        """The line of the certificate that is largest, and what to try."""
+        lines = self.certificate.lines()
+        worst = max(lines, key=lambda name: lines[name])
+        if worst in ("gap", "lower_gap"):
+            return (
+                f"The largest line is the lower-level gap; {self.method.advice()}, or a larger rho."
+            )
+        return (
+            f"The largest line is {worst}; {self.method.advice()}, or look at problem.check(start)."
+        )
+
+
+def certified(run: Summary) -> Status:
+    sure = ""
+    if isinstance(run.certificate, SampledCertificate):
+        sure = f", with probability {run.certificate.confidence:g} over the samples looked at,"
+    return Status(
+        "certified",
+        f"Certified: ε = {run.certificate.epsilon:.3g} {run.wanted}{sure} after "
+        f"{run.gradients:,} gradients.{run.fallback}",
+    )
+
+
+def budget_spent(run: Summary, budget: str) -> Status:
+    return Status(
+        "budget spent",
+        f"The budget {budget} is spent. {run.so_far} Give a larger one; resume=solution.state "
+        "goes on from here.",
+    )
+
+
+def stopped_itself(run: Summary) -> Status:
+    return Status(
+        "stalled",
+        f"The stopping test of {_name(run.method)} holds. {run.so_far} {run.hint}{run.refused}",
+    )
+
+
+def stalled(run: Summary) -> Status:
+    return Status(
+        "stalled",
+        f"Stalled: ε has not fallen since gradient {run.gradients / STALL_SPAN:,.0f}. "
+        f"{run.so_far} {run.hint}{run.refused}",
+    )
+
+
+def interrupted(run: Summary, how: str) -> Status:
+    return Status("interrupted", f"{how} {run.so_far}")
+
+
+def not_finite(run: Summary, where: str) -> Status:
+    return Status("not finite", f"Not finite: {where}. {run.so_far}")
+
+
+def cannot_follow(method: Solver | None, error: Exception) -> str:
+    """Why the method that follows by default could not."""
+    return f" {_name(method)} cannot take over: {error}."
+
+
+def _name(method: object) -> str:
+    return type(method).__name__

@@ -1,0 +1,202 @@
+"""Solvers made of others: one after another, one through a reformulation, one on many problems."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import Array
+
+from bilevax.problems import Form, Point, Reformulation, registered
+from bilevax.programs import quick
+from bilevax.solvers.base import Solver, Task
+from bilevax.trees import Tree
+
+
+class Sequence(Solver[Any]):
+    """The first of two solvers, until it gives up; then the second, from the best point."""
+
+    first: Solver | None
+    second: Solver | None
+    at_second: bool = eqx.field(static=True, default=False)
+
+    @property
+    def form(self) -> type[Form]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._now.form
+
+    @property
+    def _now(self) -> Solver:
+        now = self.second if self.at_second else self.first
+        assert now is not None
+        return now
+
+    @property
+    def part(self) -> Solver:
+        return self._now.part
+
+    @property
+    def gradients_per_step(self) -> int:
+        return self._now.gradients_per_step
+
+    def prepare(self, problem: Any, start: Point, tolerance: float) -> Sequence:
+        return self.prepared_for(Task(problem, start, tolerance))
+
+    def prepared_for(self, task: Task) -> Sequence:
+        return Sequence(self._now.prepared_for(task), None)
+
+    def prepared_again(self, prepared: Sequence, task: Task) -> Sequence:
+        return self._second(task) if prepared.at_second else self.prepared_for(task)
+
+    def _second(self, task: Task) -> Sequence:
+        assert self.second is not None
+        return Sequence(None, self.second.prepared_for(task), at_second=True)
+
+    def relieved(self, prepared: Sequence, task: Task, state: Any) -> Sequence | None:
+        return None if prepared.at_second else self._second(task)
+
+    def reviewed(
+        self, prepared: Sequence, task: Task, state: Any, signals: Tree
+    ) -> tuple[Sequence, Any, bool]:
+        asked = self.second if prepared.at_second else self.first
+        assert asked is not None
+        now, state, changed = asked.reviewed(prepared._now, task, state, signals)
+        first, second = (None, now) if prepared.at_second else (now, None)
+        return Sequence(first, second, prepared.at_second), state, changed
+
+    def init(self, problem: Any, start: Point) -> Any:
+        return self._now.init(problem, start)
+
+    def step(self, problem: Any, state: Any, limit: Array) -> Any:
+        return self._now.step(problem, state, limit)
+
+    def advance(self, problem: Any, state: Any, limit: Array) -> Any:
+        return self._now.advance(problem, state, limit)
+
+    def done(self, problem: Any, state: Any) -> Array:
+        return self._now.done(problem, state)
+
+    def output(self, problem: Any, state: Any) -> Point:
+        return self._now.output(problem, state)
+
+    def signals(self, problem: Any, state: Any) -> Tree:
+        return self._now.signals(problem, state)
+
+    def stream(self, state: Any) -> Any:
+        return self._now.stream(state)
+
+    def with_stream(self, state: Any, stream: Any) -> Any:
+        return self._now.with_stream(state, stream)
+
+
+class ReformulatedState(eqx.Module):
+    """The state of the inner solver, and the reformulation through which it sees the problem."""
+
+    inner: Any
+    reformulation: Reformulation
+
+    @property
+    def gradients(self) -> Array:
+        return self.inner.gradients
+
+
+class Reformulated(Solver[ReformulatedState]):
+    """A solver of one form on a problem of another.
+
+    The reformulation may change in a run, as the bounds of multipliers do when they grow. Then the
+    inner solver goes on from its state if it can, or begins anew.
+    """
+
+    inner: Solver
+    kind: type[Reformulation] = eqx.field(static=True)
+    first: Reformulation | None = None
+
+    @property
+    def form(self) -> type[Form]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Form
+
+    @property
+    def part(self) -> Solver:
+        return self.inner.part
+
+    @property
+    def gradients_per_step(self) -> int:
+        return self.inner.gradients_per_step
+
+    def prepare(self, problem: Any, start: Point, tolerance: float) -> Reformulated:
+        return self.prepared_for(Task(problem, start, tolerance))
+
+    def prepared_for(self, task: Task) -> Reformulated:
+        first = self.kind.of(task.problem, task.start)
+        inner = self.inner.prepared_for(_seen(task, first))
+        return Reformulated(inner, self.kind, first)
+
+    def relieved(
+        self, prepared: Reformulated, task: Task, state: ReformulatedState
+    ) -> Reformulated | None:
+        now = state.reformulation
+        inner = self.inner.relieved(prepared.inner, _seen(task, now), state.inner)
+        return None if inner is None else Reformulated(inner, self.kind, now)
+
+    def reviewed(
+        self, prepared: Reformulated, task: Task, state: ReformulatedState, signals: Tree
+    ) -> tuple[Reformulated, ReformulatedState | None, bool]:
+        new, changed = state.reformulation.reviewed(task.problem, signals)
+        state = dataclasses.replace(state, reformulation=new)
+        if not changed:
+            return prepared, state, False
+        if prepared.part.keeps_state:
+            return prepared, state, True
+        inner = self.inner.prepared_again(prepared.inner, _seen(task, new))
+        return Reformulated(inner, self.kind, new), None, True
+
+    def init(self, problem: Any, start: Point) -> ReformulatedState:
+        assert self.first is not None
+        seen = self.first.problem(problem)
+        return ReformulatedState(self.inner.init(seen, self.first.point(start)), self.first)
+
+    def step(self, problem: Any, state: ReformulatedState, limit: Array) -> ReformulatedState:
+        seen = state.reformulation.problem(problem)
+        return dataclasses.replace(state, inner=self.inner.step(seen, state.inner, limit))
+
+    def advance(self, problem: Any, state: ReformulatedState, limit: Array) -> ReformulatedState:
+        seen = state.reformulation.problem(problem)
+        return dataclasses.replace(state, inner=self.inner.advance(seen, state.inner, limit))
+
+    def done(self, problem: Any, state: ReformulatedState) -> Array:
+        return self.inner.done(state.reformulation.problem(problem), state.inner)
+
+    def _inner_output(self, problem: Any, state: ReformulatedState) -> Point:
+        return self.inner.output(state.reformulation.problem(problem), state.inner)
+
+    def output(self, problem: Any, state: ReformulatedState) -> Point:
+        return state.reformulation.stated_point(self._inner_output(problem, state))
+
+    def signals(self, problem: Any, state: ReformulatedState) -> Tree:
+        return state.reformulation.signals(self._inner_output(problem, state))
+
+
+@quick
+def _point(reformulation: Reformulation, start: Point) -> Point:
+    return reformulation.point(start)
+
+
+def _seen(task: Task, reformulation: Reformulation) -> Task:
+    """What is asked of the inner solver."""
+    problem, start = reformulation.problem(task.problem), _point(reformulation, task.start)
+    return dataclasses.replace(task, problem=problem, start=start)
+
+
+def composed(solver: Solver, problem: Form) -> Solver:
+    """A solver with its fallback, on the problem itself or through its reformulation."""
+    fallback = solver.fallback()
+    method = solver if fallback is None else Sequence(solver, fallback)
+    if isinstance(problem, solver.form):
+        return method
+    kind = registered(problem, "reformulation")
+    if kind is None or not issubclass(kind.form, solver.form):
+        raise TypeError(
+            f"{type(solver).__name__} solves a {solver.form.__name__}, not a "
+            f"{type(problem).__name__}"
+        )
+    return Reformulated(method, kind)
