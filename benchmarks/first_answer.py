@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import statistics
@@ -78,8 +79,9 @@ print(solution.status, solution.certificate, solution.point, sep="\\n")
 
 def answer(case: str) -> dict[str, Any]:
     """Run the code of a case in this process."""
-    import equinox  # noqa: F401
+    importlib.import_module("equinox")
     import jax
+    from jax.core import Tracer
 
     import bilevax as bx
 
@@ -88,7 +90,7 @@ def answer(case: str) -> dict[str, Any]:
     def counted(function: FunctionType, name: str) -> Any:
         def called(*arguments: Any) -> Any:
             leaves = jax.tree.leaves(arguments)
-            traces[name] += any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+            traces[name] += any(isinstance(leaf, Tracer) for leaf in leaves)
             return function(*arguments)
 
         return called
@@ -106,9 +108,9 @@ def answer(case: str) -> dict[str, Any]:
     bx.ConstrainedBilevelProblem = counting(bx.ConstrainedBilevelProblem)
     programs: list[float] = []
 
-    def listen(event: str, seconds: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            programs.append(seconds)
+            programs.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     code = compile(readme() if case == "readme" else CONSTRAINED, case, "exec")
@@ -134,14 +136,12 @@ def answer(case: str) -> dict[str, Any]:
 
 def imported() -> dict[str, Any]:
     """What `import bilevax` takes in this process."""
-    import equinox  # noqa: F401
-    import jax  # noqa: F401
-
+    for name in ("jax", "equinox"):
+        importlib.import_module(name)
     cpu, wall = time.process_time(), time.perf_counter()
-    import bilevax as bx
-
+    bilevax = importlib.import_module("bilevax")
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    return {"cpu_seconds": cpu, "wall_seconds": wall, "bilevax": bx.__file__}
+    return {"cpu_seconds": cpu, "wall_seconds": wall, "bilevax": bilevax.__file__}
 
 
 def cache_variables(folder: str, by: str) -> dict[str, str]:

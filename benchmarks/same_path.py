@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 import versions
 
 PARTS = ("linear", "library", "penalty", "suite")
@@ -48,7 +49,7 @@ ENTRIES, WITHIN = 8, 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What to solve; `names` are of problems of the library and the suite, all where it is empty."""
+    """What to solve; `names` are of problems of library and suite, and empty means all."""
 
     parts: list[str]
     sizes: list[int]
@@ -193,7 +194,7 @@ def paired(these: list[dict], others: list[dict]) -> dict[str, tuple[dict, dict]
     return {row["key"]: (row, by_key[row["key"]]) for row in these if row["key"] in by_key}
 
 
-def quartiles(pairs: list[tuple[dict, dict]]) -> dict[str, float] | None:
+def quartiles(pairs: list[tuple[dict, dict]]) -> dict[str, Any] | None:
     """Of the ratios of gradients, where both versions certified; None where there are none."""
     found = [
         max(own["gradients"], 1) / max(other["gradients"], 1)
@@ -210,7 +211,7 @@ def quartiles(pairs: list[tuple[dict, dict]]) -> dict[str, float] | None:
 
 
 def distances(pairs: dict[str, tuple[dict, dict]]) -> dict[str, Any]:
-    """How far the certified answers of both are apart, relative to their size if that is above 1."""
+    """The distance of the certified answers, relative to their size where that is above 1."""
     found = {}
     for key, (own, other) in pairs.items():
         if own["status"] == other["status"] == "certified":
@@ -251,7 +252,9 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 200, 300, 400, 500])
     parser.add_argument("--seeds", type=int, default=5, help="problems of each size")
-    parser.add_argument("--starts", type=int, default=2, help="starts for each problem of the suite")
+    parser.add_argument(
+        "--starts", type=int, default=2, help="starts for each problem of the suite"
+    )
     parser.add_argument("--names", nargs="+", default=[], help="only these of library and suite")
     parser.add_argument("--suite", default=str(SUITE), help="the file of published problems")
     parser.add_argument("--save", type=Path, help="write what this version did there")

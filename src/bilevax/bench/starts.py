@@ -1,4 +1,4 @@
-"""Starting points for a suite's problems, at which the lower level is feasible with room."""
+"""Starting points for a suite's problems, strictly feasible for the lower level."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import numpy as np
 
 from bilevax.arguments import whole
 from bilevax.bench.expressions import Expression
+from bilevax.bench.lower_level import clipped, linearised, lower_violation, slsqp, upper_violation
 from bilevax.bench.records import Record
-from bilevax.bench.resolve import clipped, linearised, lower_violation, slsqp, upper_violation
 
 # Where a variable has no bound, starts are drawn this far from zero.
 REACH = 100.0
-# The share of the greatest slack that a start must have: less leaves starts more spread.
+# The share of the greatest slack that a start must have. With less, starts are more spread.
 SHARE = 0.25
 _FEASIBLE = 1e-7
 
 
-def starts(record: Record, count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def starting_points(record: Record, count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Up to `count` points (x, y) that meet the lower constraints and, if possible, the upper.
 
     The first is sought near the middle of the boxes, the others near random points of them: the
