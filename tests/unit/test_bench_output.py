@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bilevax.bench import output, runs
+from bilevax.bench.linear import LinearRun
 from bilevax.solution import Status
 
 
@@ -125,11 +126,13 @@ def test_a_refusal_is_a_result(monkeypatch, error):
     monkeypatch.setattr(runs, "solve", refuse)
     fields, found = runs.attempt(None, None)
     assert found is None
-    run = runs.Run(**fields)
-    assert run.refused
-    assert run.call_seconds is None
-    assert runs.refusals([run, runs.Run(status="certified")]) == ["Refused: : no Slater point"]
-    assert runs.certified_of([run, runs.Run(status="certified")]) == "1 of 2"
+    own = (20, 20, 1, "seven", "fop")
+    refused, certified = LinearRun(*own, **fields), LinearRun(*own, status="certified")
+    assert refused.refused
+    assert refused.call_seconds is None
+    line = "Refused: n = 20, seven, fop: no Slater point"
+    assert runs.refusals([refused, certified]) == [line]
+    assert runs.certified_of([refused, certified]) == "1 of 2"
 
 
 def test_an_interrupted_solve_is_an_interruption(monkeypatch):

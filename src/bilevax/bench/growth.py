@@ -13,8 +13,9 @@ results too.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -233,13 +234,13 @@ def experiment(settings: Settings, progress: bool | None = None) -> Results:
         if settings.json is not None and any(runs.values()):
             write(settings.json, Results(runs, interrupted), settings)
 
-    def job(part: str, call: Any) -> None:
-        runs[part].append(call())
+    def job(part: str, call: Any, *given: Any) -> None:
+        runs[part].append(call(*given, settings))
 
     jobs = [
-        (f"{part}: {what}", partial(job, part, call))
+        (f"{part}: {', '.join(map(str, given))}", partial(job, part, call, *given))
         for part in settings.parts
-        for what, call in _JOBS[part](settings)
+        for call, *given in _calls(part, settings)
     ]
     results = Results(runs, output.run_jobs(jobs, "growth", progress, save))
     if settings.plot is not None and any(runs.values()):
@@ -247,26 +248,16 @@ def experiment(settings: Settings, progress: bool | None = None) -> Results:
     return results
 
 
-def _epsilon_jobs(settings: Settings) -> Iterator[output.Job]:
-    for name in settings.methods:
-        for tolerance in settings.tolerances:
-            for seed in range(settings.seed, settings.seed + settings.instances):
-                run = partial(epsilon_run, name, tolerance, seed, settings)
-                yield f"{name}, ε = {tolerance:g}, {seed}", run
-
-
-def _size_jobs(settings: Settings) -> Iterator[output.Job]:
-    for n in settings.sizes:
-        for data in ("dense", "sparse"):
-            yield f"n = {n}, {data}", partial(size_run, n, data, settings)
-
-
-def _exact_jobs(settings: Settings) -> Iterator[output.Job]:
-    for n in settings.exact_sizes:
-        yield f"n = {n}", partial(exact_run, n, settings)
-
-
-_JOBS = {"epsilon": _epsilon_jobs, "size": _size_jobs, "exact": _exact_jobs}
+def _calls(part: str, settings: Settings) -> list[tuple[Any, ...]]:
+    """The functions to call for a part, each with its arguments."""
+    if part == "epsilon":
+        seeds = range(settings.seed, settings.seed + settings.instances)
+        given = itertools.product(settings.methods, settings.tolerances, seeds)
+        return [(epsilon_run, *one) for one in given]
+    if part == "size":
+        given = itertools.product(settings.sizes, ("dense", "sparse"))
+        return [(size_run, *one) for one in given]
+    return [(exact_run, n) for n in settings.exact_sizes]
 
 
 def _rows(n: int) -> int:

@@ -245,7 +245,8 @@ def _groups_of_cases(
     for size, group in itertools.groupby(cases, key=lambda case: case.size):
         of_size = list(group)
         for name in methods:
-            together = len(of_size) > 1 and _faster_together(name, size[0])
+            together = len(of_size) > 1 and size[0] <= TOGETHER.get(name, 0)
+            together &= jax.default_backend() == "cpu"
             yield from [(of_size, name)] if together else [([case], name) for case in of_size]
 
 
@@ -329,10 +330,6 @@ def _curves(case: Case, found: dict[str, Solution]) -> Curves | None:
     return Curves(case.size[0], case.name, best, tolerance, by_method)
 
 
-def _faster_together(name: str, n: int) -> bool:
-    return n <= TOGETHER.get(name, 0) and jax.default_backend() == "cpu"
-
-
 def table(records: Iterable[LinearRun]) -> str:
     """The paper's table, with what its objectives hide, as aligned text."""
     records = list(records)
@@ -392,38 +389,28 @@ def write(path: Path, results: Results, settings: Settings) -> None:
 
 def plot(curves: Curves, path: Path) -> None:
     """Three panels as in `fig:clbo`: objective, lower-level gap, infeasibility, over gradients."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    for name, columns in curves.by_method.items():
-        seen = {column: np.asarray(values, float) for column, values in columns.items()}
-        moved = seen["gradients"] > 0  # the start itself has no place on a logarithmic axis
-        gradients = seen["gradients"][moved]
-        style = {"linewidth": 1.4, "label": name, "color": f"C{METHODS.index(name)}"}
-        if name == "adaptive":
-            style["marker"] = "."
-        left.plot(gradients, seen["objective"][moved], **style)
-        for axes, column in ((middle, "lower_gap"), (right, "feasibility")):
-            # A residual of zero is drawn at the lower edge, where it goes out of the picture.
-            axes.plot(gradients, np.maximum(seen[column][moved], 1e-16), **style)
-    if curves.optimum is not None:
-        left.axhline(curves.optimum, color="0.4", linestyle=":", linewidth=1.2, label="optimum")
-    for axes in (middle, right):
-        axes.axhline(curves.tolerance, color="0.4", linestyle=":", linewidth=1.2, label="tolerance")
-        axes.set(yscale="log")
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, 1e-9), max(high, 10 * curves.tolerance))
-    for axes, title in (
-        (left, "objective value"),
-        (middle, "lower optimality gap"),
-        (right, "infeasibility"),
-    ):
-        axes.set(xscale="log", xlabel="gradient evaluations", title=title)
-        axes.grid(alpha=0.3, linewidth=0.4)
-    left.legend(frameon=False, fontsize="small")
-    figure.suptitle(f"One bilevel linear problem, n = {curves.n} (instance {curves.instance})")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with output.figure(path, 3, (13, 4)) as (figure, (left, middle, right)):
+        for name, columns in curves.by_method.items():
+            seen = {column: np.asarray(values, float) for column, values in columns.items()}
+            moved = seen["gradients"] > 0  # the start itself has no place on a logarithmic axis
+            gradients = seen["gradients"][moved]
+            style = {"linewidth": 1.4, "label": name, "color": f"C{METHODS.index(name)}"}
+            if name == "adaptive":
+                style["marker"] = "."
+            left.plot(gradients, seen["objective"][moved], **style)
+            for axes, column in ((middle, "lower_gap"), (right, "feasibility")):
+                # A residual of zero is drawn at the lower edge, where it goes out of the picture.
+                axes.plot(gradients, np.maximum(seen[column][moved], 1e-16), **style)
+        dotted = {"color": "0.4", "linestyle": ":", "linewidth": 1.2}
+        if curves.optimum is not None:
+            left.axhline(curves.optimum, **dotted, label="optimum")
+        for axes in (middle, right):
+            axes.axhline(curves.tolerance, **dotted, label="tolerance")
+            axes.set(yscale="log")
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, 1e-9), max(high, 10 * curves.tolerance))
+        titles = ("objective value", "lower optimality gap", "infeasibility")
+        for axes, title in zip((left, middle, right), titles):
+            axes.set(xscale="log", xlabel="gradient evaluations", title=title)
+        left.legend(frameon=False, fontsize="small")
+        figure.suptitle(f"One bilevel linear problem, n = {curves.n} (instance {curves.instance})")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import math
 import platform
 import shlex
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from bilevax.files import check_writable, write_json
 from bilevax.progress import Progress
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Job = tuple[str, Callable[[], object]]
 
@@ -115,16 +119,34 @@ def aligned(rows: list[list[str]], left: Collection[int] = ()) -> str:
     return "\n".join([lines[0], "-" * max(len(line) for line in lines), *lines[1:]])
 
 
+@contextlib.contextmanager
+def figure(path: Path, panels: int, size: tuple[float, float]) -> Iterator[tuple[Figure, Any]]:
+    """A figure and its panels side by side, which is saved at the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    drawn, axes = plt.subplots(1, panels, figsize=size, layout="constrained", squeeze=False)
+    yield drawn, axes[0]
+    for own in axes[0]:
+        own.grid(alpha=0.3, linewidth=0.4)
+    drawn.savefig(path, dpi=150)
+    plt.close(drawn)
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
 def mean(values: Iterable[float | None]) -> float | None:
     """The mean of the values that are known."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    return float(np.mean(found)) if (found := known(values)) else None
 
 
 def median(values: Iterable[float | None]) -> float | None:
     """The median of the values that are known."""
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
+    return float(np.median(found)) if (found := known(values)) else None
 
 
 def number(value: float | None, form: str) -> str:

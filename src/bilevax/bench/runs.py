@@ -30,11 +30,6 @@ class Run:
     setup_seconds: float | None = None
 
     @property
-    def where(self) -> str:
-        """Which solve this is, in words."""
-        return ""
-
-    @property
     def certified(self) -> bool:
         return self.status == "certified"
 
@@ -86,5 +81,5 @@ def certified_of(runs: list[Any]) -> str:
 
 
 def refusals(runs: list[Any]) -> list[str]:
-    """A line for each refused run."""
+    """A line for each refused run; `where` says which run it is."""
     return [f"Refused: {run.where}: {run.sentence}" for run in runs if run.refused]
