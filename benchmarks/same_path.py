@@ -42,7 +42,7 @@ LIBRARY_TOLERANCES = (1e-2, 1e-4)
 PENALTY_TOLERANCE = 0.1
 SUITE_TOLERANCE = 1e-4
 # The most gradients of a solve of each part.
-LIMITS = {"linear": 300_000, "library": 300_000, "penalty": 100_000, "suite": 30_000}
+LIMITS = {"linear": 300_000, "library": 300_000, "penalty": 300_000, "suite": 30_000}
 # How many entries of an answer are kept, and how far the median ratio may be from one.
 ENTRIES, WITHIN = 8, 0.05
 
