@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax.data import Stratified
+from bilevax.driver.entry import solve
 from bilevax.learn._newton import Lower
 from bilevax.learn._problem import as_arrays, as_block, minimax_problem
 from bilevax.learn._risk import Risk, group_risk, tail_risk
 from bilevax.learn._rows import Rows
 from bilevax.learn._tuning import Levels
 from bilevax.problems import Point
-from bilevax.driver.entry import solve
 from bilevax.solvers import SAPD
 
 Solver = Literal["newton", "sampled", "minibatch"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -16,7 +16,7 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import non_negative
 from bilevax.certificates.gap import linear_excess
-from bilevax.problems import BilevelProblem, Point
+from bilevax.problems import BilevelProblem, Form, Point
 from bilevax.problems.constants import sample_domain
 from bilevax.problems.reformulate import at_both, penalty, penalty_blocks, penalty_point
 from bilevax.problems.validate import gap_is_bounded, require, require_gap_bound
@@ -108,7 +108,7 @@ class Adaptive(Solver[AdaptiveState]):
     up only where no W makes its subproblems monotone.
     """
 
-    form: ClassVar[type[BilevelProblem]] = BilevelProblem
+    form: ClassVar[type[Form]] = BilevelProblem
     keeps_state: ClassVar[bool] = True
 
     rho: Any = None
@@ -227,7 +227,7 @@ def _operator(problem: BilevelProblem, s: AdaptiveState, w: Array) -> Array:
 
 
 def _per_block(
-    problem: BilevelProblem, rho: Array, function: Callable[..., Tree], *columns: Sequence[Any]
+    problem: BilevelProblem, rho: Array, function: Callable[..., Tree], *columns: Any
 ) -> tuple[Tree, ...]:
     """function(term, …) for each of the six blocks, with one argument from each column.
 
