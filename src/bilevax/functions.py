@@ -9,7 +9,7 @@ from typing import Any, cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 
 from bilevax.arguments import tracing
 
@@ -75,6 +75,16 @@ def as_function(function: Any, name: str) -> Callable[..., Any]:
 def plain(function: Any) -> Any:
     """The function as the user wrote it."""
     return function.function if isinstance(function, Function) else function
+
+
+def operations(function: Callable[..., Any], *arguments: Any) -> int:
+    """How many operations a function is traced to, about: what it costs to compile."""
+
+    def count(jaxpr: Any) -> int:
+        inner = [sub for eqn in jaxpr.eqns for sub in jaxprs_in_params(eqn.params)]
+        return len(jaxpr.eqns) + sum(map(count, inner))
+
+    return count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def forget() -> None:
