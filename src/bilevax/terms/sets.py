@@ -12,7 +12,7 @@ from bilevax.arguments import (
     finite,
     interval,
     non_negative,
-    one_number,
+    numbers,
     positive,
 )
 from bilevax.terms._term import LeafTerm, Number, Scalar, cast, concrete, parameter, scalar
@@ -158,7 +158,22 @@ def LInfBall(radius: Number) -> Box:
 class CappedSimplex(ConvexSet):
     """{x : 0 ≤ x ≤ cap, Σ x = total}: the truncated simplex, along `axis` or over the whole array.
 
-    With total 1 and cap = 1/(p·n) this weighs the worst p share of n losses.
+    `cap` is one number, or an array with a cap for each entry. An array must broadcast to the
+    block; where there is an `axis`, a vector holds the caps along it, the same for every row. With
+    total 1 and cap = 1/(p·n) this weighs the worst p share of n losses.
+
+    The support is max ⟨g, s⟩ = Σᵢ gᵢ·sᵢ with s filled in the order of falling g: each entry takes
+    its cap until `total` is used up.
+
+    The diameter D is exact for one number, where D² = Σᵢ (aᵢ − aₙ₊₁₋ᵢ)² for the vertex
+    a = (cap, …, cap, rest, 0, …, 0). For unequal caps c (cut at total), to find D exactly is as hard
+    as the partition problem, and `diameter` is the smaller of two upper bounds on it:
+
+    - that of the larger set in which every entry has the largest cap (exact if all are equal);
+    - D² ≤ Σᵢ bᵢ², where b fills the largest caps first, up to the sum 2·min(total, Σ c − total).
+      For d = u − v has |d| ≤ c, and its positive part adds up to s, as does its negative part. Then
+      s ≤ total, and min(u, v) = u − d⁺ ≤ c − |d| adds up to total − s, so that s ≤ Σ c − total. The
+      vector b weakly majorises every such |d|, and the sum of squares grows with that order.
     """
 
     cap: Number = eqx.field(converter=parameter)
@@ -166,63 +181,101 @@ class CappedSimplex(ConvexSet):
     axis: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        cap = one_number(self.cap, "CappedSimplex: cap")
-        if cap is not None and not cap > 0:
-            raise ValueError(f"CappedSimplex: cap must be > 0, not {self.cap}")
+        cap = numbers(self.cap, "CappedSimplex: cap")
+        if cap is not None and not (cap > 0 if cap.ndim == 0 else cap >= 0).all():
+            least = "> 0" if cap.ndim == 0 else "≥ 0 everywhere"
+            raise ValueError(f"CappedSimplex: cap must be {least}, not {self.cap}")
         positive(self.total, "CappedSimplex: total")
         axis_or_none(self.axis, "CappedSimplex")
 
-    def _project_row(self, v: Array) -> Array:
-        # On a grid of floats the sum of the entries' caps can miss `total` by rounding; the level
-        # search then ends at the nearest level, which is the right answer there too.
-        cap, total = scalar(self.cap, v), scalar(self.total, v)
-        return waterfill(v, jnp.zeros_like(v), jnp.broadcast_to(cap, v.shape), total)
+    def _aligned(self, ndim: int) -> Number:
+        """The caps, with those along `axis` on the axis of a block of `ndim` axes."""
+        if self.axis is None or np.ndim(self.cap) != 1:
+            return self.cap
+        return self.cap.reshape([-1 if i == self.axis % ndim else 1 for i in range(ndim)])
 
-    def _vertex(self, length: int, like: Array) -> Array:
-        """The entries of a vertex, largest first: full caps, then what remains."""
-        total = scalar(self.total, like)
-        cap = jnp.minimum(scalar(self.cap, like), total)  # an infinite cap never binds
-        return jnp.clip(total - cap * jnp.arange(length, dtype=like.dtype), 0, cap)
+    def _caps(self, like: Array) -> Array:
+        """The caps in the shape of a block."""
+        return cast(self._aligned(like.ndim), like)
 
     def leaf_project(self, v: Array) -> Array:
-        return along_axis(self._project_row, self.axis, v)
+        # On a grid of floats the sum of the entries' caps can miss `total` by rounding; the level
+        # search then ends at the nearest level, which is the right answer there too.
+        total = scalar(self.total, v)
+        row = lambda v, cap: waterfill(v, jnp.zeros_like(v), cap, total)
+        return along_axis(row, self.axis, v, self._caps(v))
+
+    def _filled(self, caps: Array, total: Array) -> Array:
+        """Entries that take their caps, in this order, until `total` is used up."""
+        before = jnp.concatenate([jnp.zeros_like(caps[:1]), jnp.cumsum(caps)[:-1]])
+        return jnp.clip(total - before, 0, caps)
+
+    def _vertex(self, length: int, cap: Array, total: Array) -> Array:
+        """The entries of a vertex for equal caps, largest first: full caps, then what remains."""
+        return jnp.clip(total - cap * jnp.arange(length, dtype=cap.dtype), 0, cap)
 
     def leaf_diameter(self, like: Array) -> Scalar:
-        # Vertices are rearrangements of one vector, so the farthest pair is sorted oppositely.
-        vertex = self._vertex(row_length(like, self.axis), like)
-        rows = row_count(like, self.axis)
-        return jnp.sqrt(rows * jnp.sum((vertex - vertex[::-1]) ** 2))
+        total, length = scalar(self.total, like), row_length(like, self.axis)
+
+        def equal(cap: Array) -> Array:
+            # Vertices are rearrangements of one vector, so the farthest pair is sorted oppositely.
+            vertex = self._vertex(length, cap, total)
+            return jnp.sum((vertex - vertex[::-1]) ** 2)
+
+        if jnp.ndim(self.cap) == 0:
+            rows = row_count(like, self.axis)
+            return jnp.sqrt(rows * equal(jnp.minimum(scalar(self.cap, like), total)))
+
+        def row(caps: Array) -> Array:
+            caps = -jnp.sort(-jnp.minimum(caps, total))
+            spread = 2 * jnp.minimum(total, jnp.sum(caps) - total)
+            filled = self._filled(caps, jnp.maximum(spread, 0))
+            square = jnp.minimum(equal(caps[0]), jnp.sum(filled**2))
+            return jnp.zeros_like(caps).at[0].set(square)
+
+        return jnp.sqrt(jnp.sum(along_axis(row, self.axis, self._caps(like))))
 
     def leaf_linear_oracle(self, g: Array) -> Array:
-        def row(g: Array) -> Array:
-            order = jnp.argsort(-g)
-            return jnp.zeros_like(g).at[order].set(self._vertex(g.size, g))
+        total = scalar(self.total, g)
 
-        return along_axis(row, self.axis, g)
+        def row(g: Array, caps: Array) -> Array:
+            order = jnp.argsort(-g)
+            caps = jnp.minimum(caps, total)  # an infinite cap never binds
+            if jnp.ndim(self.cap) == 0:
+                filled = self._vertex(g.size, caps[0], total)
+            else:
+                filled = self._filled(caps[order], total)
+            return jnp.zeros_like(g).at[order].set(filled)
+
+        return along_axis(row, self.axis, g, self._caps(g))
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
         # dist(−g, N(x)) is the length of −g projected on the tangent cone
         # {d : Σ d = 0, d ≥ 0 where x = 0, d ≤ 0 where x = cap}.
-        def row(x: Array, g: Array) -> Array:
+        def row(x: Array, g: Array, caps: Array) -> Array:
             lower = jnp.where(x <= 0, 0, -jnp.inf).astype(x.dtype)
-            upper = jnp.where(x >= scalar(self.cap, x), 0, jnp.inf).astype(x.dtype)
+            upper = jnp.where(x >= caps, 0, jnp.inf).astype(x.dtype)
             return -waterfill(-g, lower, upper, jnp.zeros((), x.dtype))
 
-        return along_axis(row, self.axis, x, g)
+        return along_axis(row, self.axis, x, g, self._caps(x))
 
     def leaf_check(self, x: Array) -> str | None:
-        wrong = check_axis(x, self.axis)
+        wrong = check_axis(x, self.axis) or check_broadcast(x, cap=self._aligned(jnp.ndim(x)))
         if wrong or not (concrete(self.cap) and concrete(self.total)):
             return wrong
         length = row_length(x, self.axis)
         if length == 0:
             return "is empty: it has no entries, and none cannot add up to anything"
-        if length * float(self.cap) < float(self.total) * (1 - 1e-6):
+        caps = np.broadcast_to(np.asarray(self._aligned(jnp.ndim(x))), jnp.shape(x))
+        most, total = float(caps.sum(axis=self.axis).min()), float(self.total)
+        if most >= total * (1 - 1e-6):
+            return None
+        if np.ndim(self.cap) == 0:
             return (
                 f"is empty: {length} entries of at most {self.cap} cannot add up to {self.total}; "
                 f"cap must be at least total/{length}"
             )
-        return None
+        return f"is empty: the caps add up to {most:g} only, less than the total of {total:g}"
 
 
 def Simplex(total: Number = 1.0, axis: int | None = None) -> CappedSimplex:
