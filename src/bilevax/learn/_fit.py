@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from bilevax.arguments import warn
 from bilevax.learn._certificate import Judged, judge, saddle_gap
-from bilevax.learn._large import by_minibatches, chosen, sampled, sampled_levels
+from bilevax.learn._large import chosen, sampled, sampled_levels
 from bilevax.learn._newton import Lower, Preconditioner, minimise
 from bilevax.learn._risk import Risk
 from bilevax.learn._rows import Rows
@@ -35,7 +35,7 @@ def fit_lower(
     rows: Rows, risk: Risk, eta: float, l2: float, tolerance: float, most: int, solver: str
 ) -> Fitted:
     """Solve the lower level to a certified saddle gap."""
-    solver = chosen(solver, rows, risk)
+    solver = chosen(solver, rows)
     kept = Preconditioner()
 
     def newton(rows: Rows, risk: Risk, start: np.ndarray) -> Lower:
@@ -48,11 +48,8 @@ def fit_lower(
         )
 
     start = np.zeros(rows.shape)
-    if solver != "newton":
-        rough = newton(*sampled(rows, risk), start)
-        start = rough.w
-        if solver == "minibatch":
-            start = by_minibatches(rows, risk, rough)
+    if solver == "sampled":
+        start = newton(*sampled(rows, risk), start).w
     at = newton(rows, risk, start)
     gap = saddle_gap(at)
     if not gap <= tolerance:
@@ -75,10 +72,10 @@ class TunedFit:
 
 
 def fit_levels(
-    levels: Levels, tolerance: float, solver: str, report: Callable[[Step], None]
+    levels: Levels, tolerance: float, solver: str, report: Callable[[int, Step], None]
 ) -> TunedFit:
     """Tune (η, λ), and certify the answer."""
-    solver = chosen(solver, levels.train, levels.risk)
+    solver = chosen(solver, levels.train)
     adversary = levels.held_risk.adversary
     # μ changes what x2 gains by μ·(x2 − b)/c, and so the certificate by as much at the most.
     farthest = np.maximum(adversary.cap - adversary.even, adversary.even) / adversary.price
@@ -88,10 +85,7 @@ def fit_levels(
         tuned = tuner.run()
     else:
         rough = dataclasses.replace(tuner, levels=sampled_levels(levels)).run()
-        w = rough.lower.w
-        if solver == "minibatch":
-            w = by_minibatches(levels.train, levels.risk, rough.lower)
-        tuned = tuner.go_on(rough.x, w)
+        tuned = tuner.go_on(rough.x, rough.lower.w)
     judged = judge(levels, tuned, tuner.kept, tolerance)
     if not judged.certificate.certified(tolerance):
         warn(

@@ -2,51 +2,38 @@
 
 A sample with every group in it finds prices and a model that are right to a few digits at a
 fraction of the cost. From there Newton's method on all rows needs a few steps instead of dozens.
-SAPD on minibatches of all rows can come in between; it was slower at every size measured, because
-few passes over all rows are left to save (benchmarks/README.md).
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-import jax.numpy as jnp
 import numpy as np
 
-from bilevax.data import Stratified
-from bilevax.learn._newton import Lower
-from bilevax.learn._problem import as_arrays, as_block, minimax_problem
 from bilevax.learn._risk import Risk, group_risk, tail_risk
 from bilevax.learn._rows import Rows
 from bilevax.learn._tuning import Levels
-from bilevax.problems import Point
-from bilevax.solve import solve
-from bilevax.solvers import SAPD
 
-Solver = Literal["newton", "sampled", "minibatch"]
+Solver = Literal["newton", "sampled"]
 
 #: Rows of a sample: at least, and for each parameter. One is taken of so many times as many.
 SAMPLE_ROWS, ROWS_A_PARAMETER, MANY_TIMES = 20_000, 50, 4
-#: SAPD: its batch, its steps, and the step after which steps shrink.
-BATCH, STEPS, DECAY = 256, 5000, 1000
 
 
-def chosen(solver: str, rows: Rows, risk: Risk) -> Solver:
+def chosen(solver: str, rows: Rows) -> Solver:
     """The solver, by the number of rows where it is "auto"."""
     match solver:
         case "auto":
             return "sampled" if len(rows) >= MANY_TIMES * sample_rows(rows) else "newton"
-        case "minibatch" if risk.group is None:
-            raise ValueError(
-                "solver: tail risk has one weight per row, all of which change at every step, so "
-                "that minibatches save nothing; use 'auto'"
-            )
-        case "newton" | "sampled" | "minibatch":
+        case "newton" | "sampled":
             return solver
-        case _:
+        case "minibatch":
             raise ValueError(
-                f"solver must be 'auto', 'newton', 'sampled' or 'minibatch', not {solver!r}"
+                "solver='minibatch' was removed, because it was slower for every number of rows; "
+                "use 'auto', or 'sampled' to begin with a sample of the rows"
             )
+        case _:
+            raise ValueError(f"solver must be 'auto', 'newton' or 'sampled', not {solver!r}")
 
 
 def sample_rows(rows: Rows) -> int:
@@ -76,29 +63,3 @@ def sampled_levels(levels: Levels) -> Levels:
     """Both levels on samples."""
     train, held = sampled(levels.train, levels.risk), sampled(levels.held, levels.held_risk)
     return Levels(*train, *held, levels.low, levels.high)
-
-
-def by_minibatches(rows: Rows, risk: Risk, start: Lower) -> np.ndarray:
-    """The lower level by SAPD on minibatches of all rows, from its solution on a sample."""
-    source = Stratified(as_arrays(rows, risk), groups=risk.group, batch=max(BATCH, risk.items))
-    problem = minimax_problem(rows, risk, start.eta, start.l2, source)
-    step = 0.5 / largest_curvature(start)
-    solver = SAPD(iterations=STEPS, tau=step, sigma=step, theta=1.0, decay=DECAY)
-    weights = jnp.asarray(start.weighing.weights)
-    begin = Point(x=as_block(rows, start.w), y=weights)
-    solution = solve(problem, begin, solver=solver, tolerance=1e-3, max_gradients=2 * STEPS)
-    x = solution.point.x
-    w = np.asarray(x["coef"], np.float64)
-    if rows.intercept:
-        w = np.column_stack([w, np.asarray(x["intercept"], np.float64)])
-    return w
-
-
-def largest_curvature(at: Lower) -> float:
-    """About the largest eigenvalue of the lower level's Hessian in w, or of its coupling with q."""
-    v = np.random.default_rng(0).standard_normal(at.w.shape)
-    size = 1.0
-    for _ in range(20):
-        v = at.curve(v / np.linalg.norm(v))
-        size = float(np.linalg.norm(v))
-    return size

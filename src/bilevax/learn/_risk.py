@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bilevax.terms._waterfill import host_level
+
 #: What sums of many products may lose: a small multiple of the rounding unit.
 ROUNDING = 16 * float(np.finfo(float).eps)
-#: Up to so many weights plain Python is faster than NumPy.
-FEW = 32
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Adversary:
     cap: np.ndarray
 
     def weigh(self, losses: np.ndarray, eta: float) -> Weighing:
-        level = self._level(losses, eta)
+        # q = clip(c·(ℓ + η·b/c − ν)/η, 0, cap)
+        rate = self.price / eta
+        level = host_level(losses + self.even / rate, self.cap, rate)
         free = self.even + self.price * ((losses - level) / eta)
         q = np.clip(free, 0, self.cap)
         movable = np.where((free > 0) & (free < self.cap), self.price, 0.0)
@@ -72,50 +74,6 @@ class Adversary:
         off = gain - level
         off[(none & (off < 0)) | (full & (off > 0))] = 0
         return float(np.linalg.norm(off) + ROUNDING * np.linalg.norm(gain))
-
-    def _level(self, losses: np.ndarray, eta: float) -> float:
-        """ν: where the weights sum to 1. Their sum falls with ν, in straight pieces.
-
-        A weight leaves 0 as ν falls below ℓ + η·b/c and rests at its cap below ℓ − η·(cap − b)/c.
-        """
-        c = self.price / eta
-        leaves = losses + self.even / c
-        rests = leaves - self.cap / c
-        above, below = (_few if len(c) <= FEW else _many)(leaves, rests, c)
-        # Exactly, now that it is known which weights are free; a sum of many pieces rounds.
-        middle = (above + below) / 2
-        free = (leaves > middle) & (rests < middle)
-        if not free.any():
-            return below
-        spare = 1 - self.cap[rests >= middle].sum()
-        return float((c[free] @ leaves[free] - spare) / c[free].sum())
-
-
-def _many(leaves: np.ndarray, rests: np.ndarray, c: np.ndarray) -> tuple[float, float]:
-    """The ends of the piece in which the sum of the weights is 1."""
-    ends = np.concatenate([leaves, rests])
-    order = np.argsort(-ends)
-    falling = ends[order]
-    slopes = np.cumsum(np.concatenate([c, -c])[order])
-    sums = np.cumsum(-np.diff(falling) * slopes[:-1])
-    piece = min(int(np.searchsorted(sums, 1.0)), len(sums) - 1)
-    return float(falling[piece]), float(falling[piece + 1])
-
-
-def _few(leaves: np.ndarray, rests: np.ndarray, c: np.ndarray) -> tuple[float, float]:
-    """The same without NumPy, which takes ten times as long for four groups."""
-    rates = c.tolist()
-    ends = [*zip(leaves.tolist(), rates), *zip(rests.tolist(), [-rate for rate in rates])]
-    ends.sort(reverse=True)
-    total, slope = 0.0, 0.0
-    above = below = ends[0][0]
-    for end, rate in ends:
-        above, below = below, end
-        total += (above - below) * slope
-        if total >= 1:
-            break
-        slope += rate
-    return above, below
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Tuner:
     levels: Levels
     tolerance: float
     mu: float
-    report: Callable[[Step], None] = lambda step: None
+    report: Callable[[int, Step], None] = lambda count, step: None
     history: list[Step] = field(default_factory=list)
     kept: Preconditioner = field(default_factory=Preconditioner)
     began: float = field(default_factory=time.perf_counter)
@@ -229,7 +229,7 @@ class Tuner:
         worst = float(at.upper @ at.x2)
         step = Step(float(eta), float(l2), worst, epsilon, seconds, start)
         self.history.append(step)
-        self.report(step)
+        self.report(len(self.history), step)
 
     def _model(
         self, at: Tuned, curvature: np.ndarray, radius: float

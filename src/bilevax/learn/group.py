@@ -29,7 +29,7 @@ class GroupDROClassifier(RobustClassifier):
         fit_intercept: whether there is an intercept.
         max_iter: the most Newton steps; a dozen is usual.
         solver: "newton" takes all rows at once, "sampled" begins with a sample of them, "auto"
-            chooses by their number; "minibatch" has SAPD on minibatches between sample and all.
+            chooses by their number.
 
     Fitted: `coef_`, `intercept_`, `classes_` and `n_iter_` as in scikit-learn; `groups_`, the
     distinct groups, and in their order `group_weights_` (q) and `group_losses_`; `gap_`, an upper
@@ -100,7 +100,7 @@ class TunedGroupDROClassifier(TunedClassifier):
         l2_bounds: where to look for l2.
         fit_intercept: whether there is an intercept.
         solver: "newton" takes all rows at once, "sampled" begins with a sample of them, "auto"
-            chooses by their number; "minibatch" has SAPD on minibatches between sample and all.
+            chooses by their number.
         random_state: of the split. Copies of a row never stand on both sides of it.
         verbose: show progress.
 
