@@ -190,10 +190,11 @@ class CappedSimplex(ConvexSet):
     as an answer to the partition problem, and `diameter` is the smaller of two upper bounds on it:
 
     - that of the larger set in which every entry has the largest cap (exact if all are equal);
-    - D² ≤ Σᵢ bᵢ², where b fills the largest caps first, up to the sum 2·min(total, Σ c − total).
-      For d = u − v has |d| ≤ c, and its positive part adds up to s, as does its negative part. Then
-      s ≤ total, and min(u, v) = u − d⁺ ≤ c − |d| adds up to total − s, so that s ≤ Σ c − total. The
-      vector b weakly majorises every such |d|, and the sum of squares grows with that order.
+    - D² ≤ Σᵢ bᵢ², where b fills the largest of the bounds min(c, S) first, up to the sum 2·S, for
+      S = min(total, Σ c − total). The positive part of d = u − v adds up to some s, and so does its
+      negative part. Then s ≤ total, and u − d⁺ = min(u, v) ≤ c − |d| adds up to total − s, so that
+      s ≤ Σ c − total. Hence |d| ≤ min(c, S) with Σ |d| ≤ 2·S. The vector b weakly majorises every
+      such |d|, and the sum of squares grows in that order.
     """
 
     cap: Number = eqx.field(converter=parameter)
@@ -257,8 +258,8 @@ class CappedSimplex(ConvexSet):
 
         def row(caps: Array) -> Array:
             caps = -jnp.sort(-jnp.minimum(caps, total))
-            spread = 2 * jnp.minimum(total, jnp.sum(caps) - total)
-            filled = self._filled(caps, jnp.maximum(spread, 0))
+            most = jnp.clip(jnp.sum(caps) - total, 0, total)
+            filled = self._filled(jnp.minimum(caps, most), 2 * most)
             square = jnp.minimum(equal(caps[0]), jnp.sum(filled**2))
             return jnp.zeros_like(caps).at[0].set(square)
 
