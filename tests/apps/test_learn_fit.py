@@ -270,10 +270,10 @@ def test_what_cannot_be_reached_is_said():
 
 
 def test_samples_come_to_the_same_answer(monkeypatch):
-    from bilevax.learn import _large
+    from bilevax.learn import _fit
 
-    monkeypatch.setattr(_large, "SAMPLE_ROWS", 400)
-    monkeypatch.setattr(_large, "ROWS_A_PARAMETER", 1)
+    monkeypatch.setattr(_fit, "SAMPLE_ROWS", 400)
+    monkeypatch.setattr(_fit, "ROWS_A_PARAMETER", 1)
     x, y, groups = blobs(n=4000)
     weight = np.linspace(0.5, 1.5, len(y))
     exact = GroupDROClassifier(0.1, solver="newton").fit(x, y, groups, weight)

@@ -26,13 +26,10 @@ def as_block(rows: Rows, w: np.ndarray) -> dict[str, Array]:
 
 
 def as_arrays(rows: Rows, risk: Risk) -> dict[str, np.ndarray]:
-    """The data of a problem; the weights of a group's rows are 1 on average."""
+    """The data of a level."""
     x = rows.x.toarray() if hasattr(rows.x, "toarray") else rows.x
-    arrays = {"x": x, "label": rows.label}
-    if risk.group is None:
-        return {**arrays, "share": risk.share}
-    weight = risk.share * np.bincount(risk.group)[risk.group]
-    return {**arrays, "weight": weight, "group": risk.group}
+    arrays = {"x": x, "label": rows.label, "share": risk.share}
+    return arrays if risk.group is None else {**arrays, "group": risk.group}
 
 
 def row_losses(w: dict[str, Array], data: dict[str, Array]) -> Array:
@@ -47,15 +44,12 @@ def row_losses(w: dict[str, Array], data: dict[str, Array]) -> Array:
     return jax.nn.logsumexp(scores, axis=1) - own
 
 
-def group_losses(w: dict[str, Array], data: dict[str, Array], groups: int) -> Array:
-    """The weighted mean loss of each group."""
-    member = jax.nn.one_hot(data["group"], groups, dtype=data["weight"].dtype)
-    return (member.T @ (data["weight"] * row_losses(w, data))) / member.sum(axis=0)
-
-
 def item_losses(w: Any, q: Array, data: Any) -> Array:
-    """What the adversary weighs with q: losses of groups, or of rows."""
-    return group_losses(w, data, len(q)) if "group" in data else row_losses(w, data)
+    """The losses that the adversary weighs with q: mean losses of groups, or losses of rows."""
+    losses = row_losses(w, data)
+    if "group" not in data:
+        return losses
+    return jax.ops.segment_sum(data["share"] * losses, data["group"], len(q))
 
 
 def _weights(risk: Risk) -> terms.Term:

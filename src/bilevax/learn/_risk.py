@@ -1,4 +1,4 @@
-"""What an adversary makes of losses: the largest weighted sum it can reach, at a price.
+"""The adversary: the largest weighted sum of losses that it can reach, at a price.
 
 φ(ℓ) = max over q of ⟨q, ℓ⟩ − (η/2)·Σⱼ (qⱼ − bⱼ)²/cⱼ,  with Σⱼ qⱼ = 1 and 0 ≤ qⱼ ≤ capⱼ
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from bilevax.terms._waterfill import host_level
 
-#: What sums of many products may lose: a small multiple of the rounding unit.
+#: The relative rounding error of a sum of many products.
 ROUNDING = 16 * float(np.finfo(float).eps)
 
 
@@ -52,7 +52,7 @@ class Adversary:
         free = self.even + self.price * ((losses - level) / eta)
         q = np.clip(free, 0, self.cap)
         movable = np.where((free > 0) & (free < self.cap), self.price, 0.0)
-        if total := movable.sum():  # what rounding left of 1 − Σq, which is large for a small η
+        if total := movable.sum():  # rounding makes Σq differ from 1, most for a small η
             q = np.clip(q + movable * ((1 - q.sum()) / total), 0, self.cap)
         far = (q - self.even) ** 2 / self.price
         # ⟨q, ℓ⟩ = ν + ⟨q, ℓ − ν⟩, in which the rounding of Σq does not count.
@@ -81,7 +81,7 @@ class Risk:
     """An adversary of the rows of a data set, or of the mean losses of their groups."""
 
     adversary: Adversary
-    share: np.ndarray  # of each row in its group, or in the whole
+    share: np.ndarray  # the weight of each row within its group, or within all rows
     group: np.ndarray | None = None
 
     @property
@@ -109,13 +109,13 @@ class Risk:
 
 
 def group_risk(group: np.ndarray, groups: int, sample_weight: np.ndarray) -> Risk:
-    """Of group codes 0 … G−1, none of them empty."""
+    """The risk of groups with the codes 0 … G−1, none of them empty."""
     total = np.bincount(group, sample_weight, groups)
     adversary = Adversary(np.full(groups, 1 / groups), np.ones(groups), np.ones(groups))
     return Risk(adversary, sample_weight / total[group], group)
 
 
 def tail_risk(worst: float, sample_weight: np.ndarray) -> Risk:
-    """Of the worst share of the rows."""
+    """The risk of the worst share of the rows."""
     share = sample_weight / sample_weight.sum()
     return Risk(Adversary(share, share, share / worst), share)

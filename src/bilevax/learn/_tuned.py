@@ -112,7 +112,7 @@ class TunedClassifier(RobustClassifier):
         x1 is (log η, log l2), y1 the coefficients and intercepts, y2 and x2 the adversaries'
         weights of the training and of the validation part.
         """
-        unfitted: Any = clone(self)  # what is read of the rows stays out of this one
+        unfitted: Any = clone(self)  # so that self stays as it is
         levels, _ = unfitted._levels(X, y, groups, **named)
         return bilevel_problem(levels), start_point(levels)
 

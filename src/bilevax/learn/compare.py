@@ -148,7 +148,8 @@ def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[Fit]:
         for eta in ETAS:
             name = f"grid, η {eta:.3g}, l2 {l2:.3g}"
             one = GroupDROClassifier(float(eta), float(l2))
-            (model, loss), took = timed(name, lambda one=one: _with_loss(one, data))
+            fit = lambda one=one: (_fitted(one, data), data.worst_loss(one))
+            (model, loss), took = timed(name, fit)
             seconds += took
             if loss < least:
                 best, least = model, loss
@@ -167,10 +168,6 @@ def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[Fit]:
 
 def _fitted(model: GroupDROClassifier, data: Encoded) -> GroupDROClassifier:
     return model.fit(data.X["train"], data.y["train"], data.groups["train"])
-
-
-def _with_loss(model: GroupDROClassifier, data: Encoded) -> tuple[GroupDROClassifier, float]:
-    return _fitted(model, data), data.worst_loss(model)
 
 
 def _judged(fit: Fit, data: Encoded, bootstrap: int, seed: int) -> dict[str, Any]:
