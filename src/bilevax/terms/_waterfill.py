@@ -84,7 +84,8 @@ def _sides(v: Array, lower: Array, upper: Array, total: Array) -> tuple[Array, A
     """Which entries rest at their lower and at their upper bounds, from a search for τ."""
     v = v - (jnp.sum(v) - total) / v.size  # right if no bound held
     # The second search starts at the first answer: there, the entries that decide are exact.
-    v = lax.fori_loop(0, 2, lambda _, v: v - _level(v, lower, upper, total), v)
+    for _ in range(2):
+        v = v - _level(v, lower, upper, total)
     return v <= lower, v >= upper
 
 
