@@ -14,6 +14,8 @@ from robust_tables import robust, robust_large
 from stochastic_tables import sapd_overhead, stochastic
 from table_text import HERE, read, table
 
+QUARTILES = ("least", "quarter", "median", "three_quarters", "worst")
+
 
 def optfom_overhead() -> str:
     record = read("optfom_overhead")
@@ -190,6 +192,46 @@ Of bilevel linear problems; against its six bare matrix-vector products, in the 
 `{record["command"]}`
 
 {table(header, rows)}
+"""
+
+
+def first_answer() -> str:
+    record = read("first_answer")
+    rows = []
+    by_key = {(r["version"], r["case"], r["cache"]): r for r in record["results"]}
+    for (version, case, cache), row in by_key.items():
+        if version == "this":
+            other = by_key.get(("other", case, cache), {})
+            cells = [
+                f"{known(row.get(name), form)} / {known(other.get(name), form)}"
+                for name, form in (("cpu_seconds", ".2f"), ("programs", ".0f"), ("traces", ".0f"))
+            ]
+            rows.append([case, cache, *cells])
+    header = ["case", "cache", "CPU seconds", "programs", "traces of one function, at most"]
+    return f"""## From imports to the first answer
+
+In new processes, this version / the other, medians. `import` is what `import bilevax` adds to
+`import jax, equinox`. `{record["command"]}`
+
+{table(header, rows)}
+"""
+
+
+def same_path() -> str:
+    record = read("same_path")
+    found = record["comparison"]
+    rows = [
+        [part, str(r["solves"]), str(r["same"]), *(f"{r[name]:.3f}" for name in QUARTILES)]
+        for part, r in found["ratios"].items()
+        if r is not None
+    ]
+    header = ["part", "certified by both", "same count", *QUARTILES]
+    return f"""## The same path in two versions
+
+Gradients of this version over those of the other, default settings. Of {found["solves"]} solves,
+{len(found["lost"])} lost a certificate and {len(found["gained"])} gained one. `{record["command"]}`
+
+{table([name.replace("_", " ") for name in header], rows)}
 """
 
 
@@ -506,7 +548,17 @@ device is named, it ran on a shared machine with two cores, float64: times do no
 within one run do. Every number below is read from `results/` by `tables.py`.
 """
     growing = (growth_epsilon, growth_size, growth_exact)
-    others = measured(*growing, adaptive_loop, inner, accelerator, many, stochastic, sapd_overhead)
+    others = measured(
+        first_answer,
+        same_path,
+        *growing,
+        adaptive_loop,
+        inner,
+        accelerator,
+        many,
+        stochastic,
+        sapd_overhead,
+    )
     others += measured(robust, robust_large, deep_dominoes, deep_variants, deep_cost)
     parts = [linear(), linear_tight(), *others, suite(), together(), optfom_overhead(), library()]
     (HERE / "README.md").write_text("\n".join([intro, *parts]))

@@ -1,10 +1,11 @@
-"""Functions of x and y read from text: a whitelist of arithmetic, nothing of it ever executed."""
+"""Functions of x and y read from text by a whitelist of arithmetic; the text is never executed."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -16,30 +17,15 @@ MAX_NESTING = 200
 # Whole exponents up to here stay Python ints, whose powers JAX differentiates without a logarithm.
 _MAX_WHOLE = 1000
 
-_OPERATORS: dict[type[ast.operator], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.Pow: "**",
-}
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "**": lambda a, b: a**b,
-}
-_CONSTANT_FUNCTIONS: dict[str, Callable[[float], float]] = {
-    "exp": math.exp,
-    "log": math.log,
-    "sqrt": math.sqrt,
-    "sin": math.sin,
-    "cos": math.cos,
+# Operators by their names in the module `operator`, and functions of constants.
+_OPERATORS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul"}
+_OPERATORS |= {ast.Div: "truediv", ast.Pow: "pow"}
+_FUNCTIONS: dict[str, Callable[[float], float]] = {
+    **{name: getattr(math, name) for name in ("exp", "log", "sqrt", "sin", "cos")},
     "abs": abs,
 }
 
-# One step of a program: ("number", value), ("x", i), ("y", i), ("negate", 0), (operator, 0),
+# One step of a program: ("number", value), ("x", i), ("y", i), ("neg", 0), (operator, 0),
 # ("power", whole exponent) or (function, 0).
 Step = tuple[str, float]
 
@@ -113,7 +99,7 @@ def _shown(text: str) -> str:
 
 
 class _Reader:
-    """Walks the syntax tree once, writing the program and folding constants, all of them floats."""
+    """Walks the syntax tree once, writes the program, and computes what is constant."""
 
     def __init__(self, text: str, margin: int, n_x: int, n_y: int):
         self.text, self.margin = text, margin
@@ -142,19 +128,19 @@ class _Reader:
                 self.read(operand, depth + 1)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 self.read(operand, depth + 1)
-                self.apply(node, "negate", 1, lambda a: -a)
+                self.apply(node, "neg", 1, lambda a: -a)
             case ast.BinOp(op=op) if type(op) in _OPERATORS:
                 self.binary(node, depth)
             case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if (
-                name in _CONSTANT_FUNCTIONS and not isinstance(argument, ast.Starred)
+                name in _FUNCTIONS and not isinstance(argument, ast.Starred)
             ):
                 self.read(argument, depth + 1)
-                self.apply(node, name, 1, _CONSTANT_FUNCTIONS[name])
+                self.apply(node, name, 1, _FUNCTIONS[name])
             case _:
                 self.refuse(node, "not allowed in an expression")
 
     def binary(self, node: ast.BinOp, depth: int) -> None:
-        """a + b + c + … leans to the left: a loop, so that long sums are not deep."""
+        """Read a + b + c + …, whose tree leans to the left, in a loop: long sums are not deep."""
         chain, first = [node], node.left
         while isinstance(first, ast.BinOp) and type(first.op) in _OPERATORS:
             chain.append(first)
@@ -165,15 +151,15 @@ class _Reader:
             self.operate(link)
 
     def operate(self, node: ast.BinOp) -> None:
-        symbol = _OPERATORS[type(node.op)]
+        name = _OPERATORS[type(node.op)]
         exponent = self.program[-1]
         whole = exponent[0] == "number" and exponent[1] % 1 == 0 and abs(exponent[1]) <= _MAX_WHOLE
-        if symbol != "**":
-            self.apply(node, symbol, 2, _ARITHMETIC[symbol])
+        if name != "pow":
+            self.apply(node, name, 2, getattr(operator, name))
         elif whole and self.program[-2][0] != "number":
             self.program[-1] = ("power", int(exponent[1]))
         else:
-            self.apply(node, symbol, 2, math.pow)
+            self.apply(node, name, 2, math.pow)
 
     def apply(self, node: ast.expr, name: str, arity: int, function: Callable[..., float]) -> None:
         """Append an operation; compute it at once where its operands are numbers.
@@ -207,13 +193,13 @@ def _run(program: Sequence[Step], x: Any, y: Any, functions: Any) -> Any:
             stack.append(x[int(payload)])
         elif kind == "y":
             stack.append(y[int(payload)])
-        elif kind == "negate":
+        elif kind == "neg":
             stack.append(-stack.pop())
         elif kind == "power":
             stack.append(stack.pop() ** payload)
-        elif kind in _ARITHMETIC:
+        elif kind in _OPERATORS.values():
             right = stack.pop()
-            stack.append(_ARITHMETIC[kind](stack.pop(), right))
+            stack.append(getattr(operator, kind)(stack.pop(), right))
         else:
             stack.append(getattr(functions, kind)(stack.pop()))
     return stack.pop()

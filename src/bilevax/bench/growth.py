@@ -1,19 +1,21 @@
 """How the work to a certificate grows: with 1/ε, with the size, and against an exact solver's.
 
-- `epsilon`: gradients to the certificate against ε. Every method of the experiment sets itself up
-  for the ε it is asked for, so each ε is a run of its own.
+- `epsilon`: gradients to the certificate against ε. Every method chooses its parameters for the ε
+  it is asked for, so each ε is a run of its own.
 - `size`: seconds and memory to the certificate against n, for dense and for sparse data.
 - `exact`: seconds of Adaptive against those of HiGHS on the MILP of the lower level's KKT
-  conditions, which knows nothing of how the problems were drawn.
+  conditions, which does not use how the problems were drawn.
 
-All on random bilevel linear problems with m = n and l = n/20. What did not certify is recorded too.
+All on random bilevel linear problems with m = n and l = n/20. Runs that did not certify are in the
+results too.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,24 +26,15 @@ import numpy as np
 
 from bilevax.arguments import non_negative, positive, whole
 from bilevax.bench import linear as experiments
-from bilevax.bench import sparse
-from bilevax.bench.apart import apart, peak_memory
+from bilevax.bench import output, sparse
 from bilevax.bench.growth_plot import plot
-from bilevax.bench.output import (
-    Bar,
-    aligned,
-    check_outputs,
-    command_line,
-    median,
-    number,
-    write_json,
-)
+from bilevax.bench.isolation import isolated, peak_memory
+from bilevax.bench.output import aligned, check_choices, median, number
+from bilevax.bench.runs import Run, attempt, certified_of, refusals
 from bilevax.problems import ConstrainedBilevelProblem, Point, linear
 from bilevax.problems.library import bilevel_linear, bilevel_linear_from, linear_problem
 from bilevax.problems.validate import require_precision
-from bilevax.driver.solution import Solution
-from bilevax.driver.entry import solve
-from bilevax.solvers import Adaptive, Solver
+from bilevax.solvers import Adaptive
 
 METHODS = ("adaptive", "paper", "fop", "smo")
 TOLERANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
@@ -49,7 +42,7 @@ SIZES = (100, 200, 500, 1000, 2000, 5000, 10000, 20000)
 EXACT_SIZES = (100, 200, 300, 500, 1000, 2000)
 # The ε of the parts `size` and `exact`.
 SIZE_TOLERANCE, EXACT_TOLERANCE = 1e-2, 1e-4
-# What each part goes by, besides the seed.
+# The settings of each part, besides the seed.
 OPTIONS = {
     "epsilon": ("methods", "tolerances", "n", "instances", "max_seconds"),
     "size": ("sizes", "density", "size_seconds"),
@@ -60,7 +53,26 @@ PARTS = tuple(OPTIONS)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What to run; `OPTIONS` says which part goes by what."""
+    """What to run.
+
+    Args:
+        parts: which parts, of epsilon (gradients against ε), size (seconds and memory against n,
+            dense and sparse) and exact (seconds of Adaptive against those of HiGHS on a MILP).
+        methods: of epsilon: which methods, of paper, tuned, fop, smo and adaptive.
+        tolerances: of epsilon: the ε to certify.
+        n: of epsilon: the number n = m of variables of each level; there are n/20 constraints.
+        instances: of epsilon: how many problems.
+        max_seconds: of epsilon: stop a solve soon after this much time, compilation not counted.
+        sizes: of size: the numbers n = m of variables.
+        density: of size: the share of the entries that are not zero in the sparse problems.
+        size_seconds: of size: stop a solve soon after this much time, compilation not counted.
+        exact_sizes: of exact: the numbers n = m of variables.
+        big_m: of exact: the bound on the lower level's multipliers in the MILP.
+        exact_seconds: of exact: stop Adaptive and HiGHS each soon after this much time.
+        seed: the seed of the first problem of each size.
+        json: write all results there, also when interrupted.
+        plot: save a figure there, with a panel for each part.
+    """
 
     parts: tuple[str, ...] = PARTS
     methods: tuple[str, ...] = METHODS
@@ -78,22 +90,18 @@ class Settings:
     json: Path | None = None
     plot: Path | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuse settings that a run could not keep to."""
+        known = {"parts": PARTS, "methods": experiments.METHODS}
         for name in ("parts", "methods", "tolerances", "sizes", "exact_sizes"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"{name} must be one or more, each once, not {values}")
-        for name, known in (("part", PARTS), ("method", experiments.METHODS)):
-            if unknown := [one for one in getattr(self, f"{name}s") if one not in known]:
-                raise ValueError(f"no {name} {unknown[0]!r}; there are {', '.join(known)}")
+            check_choices(self, name, known.get(name))
         for name in ("n", "instances"):
             whole(getattr(self, name), name, 1)
         for name in ("sizes", "exact_sizes"):
             for size in getattr(self, name):
                 whole(size, name, 1)
         whole(self.seed, "seed", 0)
-        own = self.tolerances if "epsilon" in self.parts else ()
-        for tolerance in own:
+        for tolerance in self.tolerances if "epsilon" in self.parts else ():
             require_precision(tolerance, jnp.zeros(()).dtype, "tolerances")
         for name in ("max_seconds", "size_seconds"):
             non_negative(getattr(self, name), name)
@@ -101,47 +109,13 @@ class Settings:
             positive(getattr(self, name), name)
         if self.density > 1:
             raise ValueError(f"density must be a share of the entries, ≤ 1, not {self.density}")
-        check_outputs(self.json, self.plot)
+        output.check_outputs(self.json, self.plot)
 
     @property
     def command(self) -> str:
         """The command that runs just this."""
         own = [name for part in self.parts for name in OPTIONS[part]]
-        return command_line("growth", self, ("parts", *own, "seed", "json", "plot"))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """How one solve went; what it did not find is None.
-
-    `status` is the code of `Solution.status`, or "refused" where none came back; `sentence` says
-    why. `epsilon` is the best that was certified. `seconds` are those of the solve's loop, to which
-    its limit applies; apart are `compile_seconds` of that loop, and `setup_seconds` of what comes
-    before: compilation, and work that grows with n, such as that on first multiplier bounds.
-    """
-
-    status: str = "refused"
-    sentence: str = ""
-    epsilon: float | None = None
-    gradients: int | None = None
-    seconds: float | None = None
-    compile_seconds: float | None = None
-    setup_seconds: float | None = None
-
-    @property
-    def where(self) -> str:
-        """Which run this is, in words."""
-        return ""
-
-    @property
-    def certified(self) -> bool:
-        return self.status == "certified"
-
-    @property
-    def call_seconds(self) -> float | None:
-        """All that the call took, compilation and setting up included."""
-        parts = (self.seconds, self.compile_seconds, self.setup_seconds)
-        return None if None in parts else sum(part for part in parts if part is not None)
+        return output.command_line("growth", self, ("parts", *own, "seed", "json", "plot"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +133,7 @@ class EpsilonRun(Run):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SizeRun(Run):
-    """Adaptive on one problem, in a process of its own whose peak of memory is `peak_bytes`."""
+    """Adaptive on one problem, in a process of its own; `peak_bytes` is the most memory it held."""
 
     n: int
     data: str
@@ -175,10 +149,10 @@ class SizeRun(Run):
 class ExactRun(Run):
     """Adaptive and HiGHS on one problem.
 
-    `objective` is Adaptive's, and `repaired_objective` what its x is worth once the lower level
-    answers exactly. `milp_objective` is the best that HiGHS found, `milp_bound` what it proved that
-    none is below. `relative_difference` is that of the repaired objective to HiGHS's. The LP of
-    `linear.optimum` knows how the problem was drawn; its answer is there to judge both.
+    `objective` is that of Adaptive's answer, and `repaired_objective` that of its x with an exact
+    answer of the lower level. `milp_objective` is the best that HiGHS found, and `milp_bound` its
+    lower bound on all. `relative_difference` is that of the repaired objective to HiGHS's. The LP
+    of `linear.optimum` uses how the problem was drawn; its value is there to judge both.
     """
 
     n: int
@@ -252,107 +226,69 @@ def fit(name: str, runs: Sequence[EpsilonRun]) -> Fit:
 
 
 def experiment(settings: Settings, progress: bool | None = None) -> Results:
-    """Run it all; write the JSON file and the plot. Ctrl-C ends it with what there is so far."""
-    todo = [(part, *job) for part in settings.parts for job in _JOBS[part](settings)]
-    results = Results({part: [] for part in settings.parts}, interrupted=True)
-    try:
-        with Bar(progress, len(todo), "growth") as bar:
-            for part, what, run in todo:
-                bar.at(f"{part}: {what}")
-                results.runs[part].append(run())
-                bar.step()
-        results = dataclasses.replace(results, interrupted=False)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        if settings.json is not None and any(results.runs.values()):
-            write(settings.json, results, settings)
-    if settings.plot is not None and any(results.runs.values()):
+    """Run all parts; write the JSON file and the plot. Ctrl-C keeps the results so far."""
+    settings.check()
+    runs: dict[str, list[Run]] = {part: [] for part in settings.parts}
+
+    def save(interrupted: bool) -> None:
+        if settings.json is not None and any(runs.values()):
+            write(settings.json, Results(runs, interrupted), settings)
+
+    def job(part: str, call: Any, *given: Any) -> None:
+        runs[part].append(call(*given, settings))
+
+    jobs = [
+        (f"{part}: {', '.join(map(str, given))}", partial(job, part, call, *given))
+        for part in settings.parts
+        for call, *given in _calls(part, settings)
+    ]
+    results = Results(runs, output.run_jobs(jobs, "growth", progress, save))
+    if settings.plot is not None and any(runs.values()):
         plot(results, settings.plot)
     return results
 
 
-_Job = tuple[str, Callable[[], Run]]
-
-
-def _epsilon_jobs(settings: Settings) -> Iterator[_Job]:
-    for name in settings.methods:
-        for tolerance in settings.tolerances:
-            for seed in range(settings.seed, settings.seed + settings.instances):
-                run = partial(epsilon_run, name, tolerance, seed, settings)
-                yield f"{name}, ε = {tolerance:g}, {seed}", run
-
-
-def _size_jobs(settings: Settings) -> Iterator[_Job]:
-    for n in settings.sizes:
-        for data in ("dense", "sparse"):
-            yield f"n = {n}, {data}", partial(size_run, n, data, settings)
-
-
-def _exact_jobs(settings: Settings) -> Iterator[_Job]:
-    for n in settings.exact_sizes:
-        yield f"n = {n}", partial(exact_run, n, settings)
-
-
-_JOBS = {"epsilon": _epsilon_jobs, "size": _size_jobs, "exact": _exact_jobs}
+def _calls(part: str, settings: Settings) -> list[tuple[Any, ...]]:
+    """The functions to call for a part, each with its arguments."""
+    if part == "epsilon":
+        seeds = range(settings.seed, settings.seed + settings.instances)
+        given = itertools.product(settings.methods, settings.tolerances, seeds)
+        return [(epsilon_run, *one) for one in given]
+    if part == "size":
+        given = itertools.product(settings.sizes, ("dense", "sparse"))
+        return [(size_run, *one) for one in given]
+    return [(exact_run, n) for n in settings.exact_sizes]
 
 
 def _rows(n: int) -> int:
+    """The number of constraints of a problem of size n."""
     return max(1, n // 20)
-
-
-def _outcome(
-    problem: ConstrainedBilevelProblem,
-    start: Point,
-    tolerance: float,
-    solver: Solver,
-    max_seconds: float,
-) -> tuple[dict[str, Any], Solution | None]:
-    """The fields of `Run`, and the solution if there is one."""
-    begun = time.perf_counter()
-    options = {"tolerance": tolerance, "solver": solver, "max_seconds": max_seconds}
-    try:
-        found = solve(problem, start, **options, progress=False)
-    except (ValueError, RuntimeError, MemoryError) as error:
-        # That a method cannot do a problem is a result.
-        return {"sentence": str(error)}, None
-    if found.status == "interrupted":  # `solve` keeps Ctrl-C to itself
-        raise KeyboardInterrupt
-    apart_from = time.perf_counter() - begun - found.seconds - found.compile_seconds
-    fields = {
-        "status": found.status.code,
-        "sentence": found.status.sentence,
-        "epsilon": float(found.certificate.epsilon),
-        "gradients": int(found.gradients),
-        "seconds": found.seconds,
-        "compile_seconds": found.compile_seconds,
-        "setup_seconds": max(0.0, apart_from),
-    }
-    return fields, found
 
 
 def epsilon_run(name: str, tolerance: float, seed: int, settings: Settings) -> EpsilonRun:
     """One method of the linear experiment at one ε."""
     instance = bilevel_linear(settings.n, settings.n, _rows(settings.n), seed)
     problem, solver = experiments.method(name, instance, tolerance)
-    fields, _ = _outcome(problem, instance.start, tolerance, solver, settings.max_seconds)
+    options = {"tolerance": tolerance, "solver": solver, "max_seconds": settings.max_seconds}
+    fields, _ = attempt(problem, instance.start, **options)
     return EpsilonRun(method=name, seed=seed, tolerance=tolerance, **fields)
 
 
 def size_run(n: int, data: str, settings: Settings) -> SizeRun:
     """Adaptive on one size, in a process of its own."""
     try:
-        return apart(measured, n, data, settings.density, settings.seed, settings.size_seconds)
+        return isolated(measured, n, data, settings.density, settings.seed, settings.size_seconds)
     except RuntimeError as error:
         return SizeRun(n=n, data=data, sentence=str(error))
 
 
 def measured(n: int, data: str, density: float, seed: int, max_seconds: float) -> SizeRun:
-    """Adaptive on one size, with the peak of memory of this whole process."""
+    """Adaptive on one size, and the peak memory of the whole process that runs it."""
     problem = _problem(n, data, density, seed)
     data_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(problem.data))
     start = Point(x=jnp.zeros(n), y=jnp.zeros(n))
-    fields, _ = _outcome(problem, start, SIZE_TOLERANCE, Adaptive(), max_seconds)
+    options = {"tolerance": SIZE_TOLERANCE, "solver": Adaptive(), "max_seconds": max_seconds}
+    fields, _ = attempt(problem, start, **options)
     memory = {"data_bytes": data_bytes, "peak_bytes": peak_memory()}
     return SizeRun(n=n, data=data, **fields, **memory)
 
@@ -368,14 +304,15 @@ def exact_run(n: int, settings: Settings) -> ExactRun:
     data = linear.generate(n, n, _rows(n), settings.seed)
     limit = settings.exact_seconds
     instance = bilevel_linear_from(data)
-    fields, found = _outcome(instance.problem, instance.start, EXACT_TOLERANCE, Adaptive(), limit)
+    options = {"tolerance": EXACT_TOLERANCE, "solver": Adaptive(), "max_seconds": limit}
+    fields, found = attempt(instance.problem, instance.start, **options)
     if found is not None:
         fields["objective"] = float(found.certificate.objective)
         fields["repaired_objective"] = linear.repair(data, np.asarray(found.point.x)).objective
     begun = time.perf_counter()
     try:
-        # HiGHS keeps its limit only so far, and the matrices have to be built before.
-        exact, seconds = apart(milp, data, settings.big_m, limit, limit=3 * limit + 60)
+        # HiGHS may exceed its limit, and building its matrices takes time too.
+        exact, seconds = isolated(milp, data, settings.big_m, limit, limit=3 * limit + 60)
     except RuntimeError as error:
         exact, seconds = str(error), time.perf_counter() - begun
     if isinstance(exact, str):
@@ -390,7 +327,7 @@ def exact_run(n: int, settings: Settings) -> ExactRun:
 
 
 def milp(data: linear.LinearData, big_m: float, limit: float) -> tuple[linear.Optimum | str, float]:
-    """What HiGHS makes of the MILP, or why it made nothing; and the seconds, repair included."""
+    """HiGHS's answer to the MILP, or why there is none; and the seconds, with those of repair."""
     begun = time.perf_counter()
     try:
         found = linear.optimum_milp(data, big_m, limit)
@@ -419,7 +356,7 @@ def write(path: Path, results: Results, settings: Settings) -> None:
     if "exact" in content:
         content["exact"]["faster_from"] = results.faster_from()
         content["exact"]["faster_from_whole_call"] = results.faster_from(whole_call=True)
-    write_json(path, settings.command, {"interrupted": results.interrupted} | content)
+    output.write_results(path, settings.command, {"interrupted": results.interrupted} | content)
 
 
 def table(results: Results) -> str:
@@ -434,17 +371,16 @@ def _epsilon_table(results: Results) -> str:
     for name, tolerance in dict.fromkeys((run.method, run.tolerance) for run in runs):
         own = [run for run in runs if (run.method, run.tolerance) == (name, tolerance)]
         known = [run for run in own if run.epsilon is not None]
-        certified = f"{sum(run.certified for run in own)} of {len(own)}"
         rows.append(
             [
-                *(name, f"{tolerance:g}", certified),
+                *(name, f"{tolerance:g}", certified_of(own)),
                 number(median([run.gradients for run in known]), ",.0f"),
                 number(median([run.seconds for run in known]), ".2f"),
                 number(max((run.epsilon or 0.0 for run in known), default=None), ".1e"),
             ]
         )
-    lines = [aligned(rows, left=(0,)), "Medians, of what did not certify too."]
-    return "\n".join([*lines, *(_sentence(one) for one in results.fits), *_refusals(runs)])
+    lines = [aligned(rows, left=(0,)), "Medians, also over runs that did not certify."]
+    return "\n".join([*lines, *(_sentence(one) for one in results.fits), *refusals(runs)])
 
 
 def _sentence(one: Fit) -> str:
@@ -473,7 +409,7 @@ def _size_table(results: Results) -> str:
     ]
     said = "Setting up, whose time is not limited, is compilation, and work that grows with n.\n"
     said += "The peak is that of the whole process, JAX and compilation included."
-    return "\n".join([aligned(rows, left=(0,)), said, *_refusals(runs)])
+    return "\n".join([aligned(rows, left=(0,)), said, *refusals(runs)])
 
 
 def _exact_table(results: Results) -> str:
@@ -502,8 +438,4 @@ def _exact_table(results: Results) -> str:
         said = f"Adaptive{what} is faster than HiGHS on the MILP, where either ended: {where}."
         lines.append(said)
     lines += [f"HiGHS, n = {run.n}: {run.milp_sentence}" for run in runs if run.milp_sentence]
-    return "\n".join([*lines, *_refusals(runs)])
-
-
-def _refusals(runs: Sequence[Run]) -> list[str]:
-    return [f"Refused: {run.where}: {run.sentence}" for run in runs if run.status == "refused"]
+    return "\n".join([*lines, *refusals(runs)])

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bilevax.bench.output import figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -17,23 +19,14 @@ OPEN = "stopped: not certified, not proven"
 
 
 def plot(results: Results, path: Path) -> None:
-    """Draw the parts that have runs. Open markers: not certified, or not proven."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """Draw the parts that have runs. Open markers are runs not certified or not proven."""
     parts = [part for part, runs in results.runs.items() if runs]
-    size = (5.5 * len(parts), 4.2)
-    figure, axes = plt.subplots(1, len(parts), figsize=size, layout="constrained", squeeze=False)
     panels = {"epsilon": _epsilon, "size": _size, "exact": _exact}
-    for own, part in zip(axes[0], parts):
-        panels[part](own, results)
-        own.set(xscale="log", yscale="log")
-        own.grid(alpha=0.3, linewidth=0.4)
-        own.legend(frameon=False, fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with figure(path, len(parts), (5.5 * len(parts), 4.2)) as (_, axes):
+        for own, part in zip(axes, parts):
+            panels[part](own, results)
+            own.set(xscale="log", yscale="log")
+            own.legend(frameon=False, fontsize="small")
 
 
 def _epsilon(axes: Axes, results: Results) -> None:
@@ -65,13 +58,13 @@ def _exact(axes: Axes, results: Results) -> None:
 
 
 def _whole_calls(axes: Axes, runs: Sequence[Any], label: str, number: int) -> None:
-    """With compilation and setting up; a dotted line, of what did not certify too."""
+    """The seconds of whole calls as a dotted line, also of runs that did not certify."""
     calls = [(run.n, run.call_seconds) for run in runs if run.call_seconds is not None]
     axes.plot(*_columns(calls), ":", color=f"C{number}", linewidth=1.2, label=label)
 
 
 def _curve(axes: Axes, points: Sequence[tuple[Any, Any, bool]], label: str, number: int) -> None:
-    """Points filled where they reached the goal, with a line through the medians of those."""
+    """Filled points where the goal was reached, with a line through their medians."""
     color = f"C{number}"
     reached = [(x, y) for x, y, goal in points if goal]
     missed = [(x, y) for x, y, goal in points if not goal]

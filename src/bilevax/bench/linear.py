@@ -9,41 +9,34 @@ to be faster (`benchmarks/vmap_linear.py`), else one after the other.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bilevax.arguments import non_negative, positive, whole
-from bilevax.bench.output import (
-    Bar,
-    aligned,
-    check_outputs,
-    command_line,
-    median,
-    number,
-    write_json,
-)
+from bilevax.bench import output
+from bilevax.bench.output import aligned, check_choices, mean, median, number
+from bilevax.bench.runs import Run, attempt, certified_of, fields, refusals
 from bilevax.bench.together import Shared, solve_together
 from bilevax.problems import ConstrainedBilevelProblem, linear
 from bilevax.problems.library import LinearInstance, bilevel_linear_from
 from bilevax.problems.validate import require_precision
 from bilevax.driver.solution import Solution
-from bilevax.driver.entry import solve
 from bilevax.solvers import FOP, SMO, Adaptive, PenaltyMethod, Solver
 
 METHODS = ("paper", "tuned", "fop", "smo", "adaptive")
 SIZES = (100, 200, 300, 400, 500)
 # The paper's bound on the multipliers, its smaller L, and the size of its figure.
 MULTIPLIER_BOUND, TUNED, SHOWN = 200.0, 6.0, 400
-# Up to this n a method is faster under `vmap` over problems, on a CPU: where all take the same
-# branch at the same time, and a problem alone is too small to keep the machine busy.
+# Up to this n a method is faster under `vmap` over problems, on a CPU. There all problems take the
+# same branch at the same time, and one problem is too small to keep the machine busy.
 TOGETHER = {"paper": 500, "tuned": 300}
 HEADER = ("n", "m", "l", "method", "certified", "objective", "repaired", "optimum", "rel. error")
 HEADER += ("gradients", "seconds")
@@ -52,7 +45,20 @@ CURVES = ("gradients", "objective", "lower_gap", "feasibility")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What to run. With `load`, a folder of .npz files, nothing is drawn at random."""
+    """What to run.
+
+    Args:
+        sizes: the numbers n = m of variables of each level; there are n/20 constraints.
+        instances: how many problems of each size.
+        methods: which methods, of paper, tuned, fop, smo and adaptive.
+        tolerance: the ε to certify.
+        seed: the seed of the first problem of each size.
+        max_seconds: stop a solve soon after this much time, compilation not counted.
+        load: take the problems from the .npz files of this folder instead of drawing them; sizes,
+            instances and seed do not count then.
+        json: write all results there, also when interrupted.
+        plot: save the paper's figure of one problem there.
+    """
 
     sizes: tuple[int, ...] = SIZES
     instances: int = 5
@@ -64,7 +70,8 @@ class Settings:
     json: Path | None = None
     plot: Path | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuse settings that a run could not keep to."""
         for size in self.sizes:
             whole(size, "sizes", 1)
         whole(self.instances, "instances", 1)
@@ -72,30 +79,26 @@ class Settings:
         positive(self.tolerance, "tolerance")
         require_precision(self.tolerance, jnp.zeros(()).dtype)
         non_negative(self.max_seconds, "max_seconds")
-        for name, values in (("sizes", self.sizes), ("methods", self.methods)):
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"{name} must be one or more, each once, not {values}")
-        if unknown := [name for name in self.methods if name not in METHODS]:
-            raise ValueError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
-        check_outputs(self.json, self.plot)
+        check_choices(self, "sizes")
+        check_choices(self, "methods", METHODS)
+        output.check_outputs(self.json, self.plot)
 
     @property
     def command(self) -> str:
         """The command that runs just this."""
         own = ("load",) if self.load is not None else ("sizes", "instances", "seed")
         options = (*own, "methods", "tolerance", "max_seconds", "json", "plot")
-        return command_line("linear", self, options)
+        return output.command_line("linear", self, options)
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
-    """One solve. What a refused solve did not find is None.
+class LinearRun(Run):
+    """One method on one problem.
 
-    `status` is the code of `Solution.status`, or "refused" where the method raised; `sentence` says
-    why. `epsilon`, `rho` and `objective` are the certificate's; `violation` and `lower_gap` come
-    from HiGHS, as do `repaired_objective` and `optimum`; `relative_error` is that of the former two
-    against each other. `optimum` is None where the exact answer is not known. `seconds` of problems
-    that ran together, `together` of them, is each one's share.
+    `rho` and `objective` are the certificate's. `violation`, `lower_gap`, `repaired_objective` and
+    `optimum` come from HiGHS; `relative_error` is that of the repaired objective. `optimum` is None
+    where the exact answer is not known. Where several problems ran `together`, so many of them,
+    `seconds` is the share of each.
     """
 
     n: int
@@ -103,14 +106,7 @@ class Record:
     l: int  # noqa: E741
     instance: str
     method: str
-    status: str = "refused"
-    sentence: str = ""
-    epsilon: float | None = None
     rho: float | None = None
-    gradients: int | None = None
-    seconds: float | None = None
-    compile_seconds: float | None = None
-    setup_seconds: float | None = None
     together: int = 1
     objective: float | None = None
     violation: float | None = None
@@ -123,6 +119,10 @@ class Record:
     @property
     def size(self) -> tuple[int, int, int]:
         return self.n, self.m, self.l
+
+    @property
+    def where(self) -> str:
+        return f"n = {self.n}, {self.instance}, {self.method}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,19 +138,35 @@ class Curves:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    records: tuple[Record, ...]
+    """All runs, and the curves of the problem in the figure."""
+
+    records: tuple[LinearRun, ...]
     curves: Curves | None
     interrupted: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class _Case:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """One problem of the experiment."""
+
     name: str
     data: linear.LinearData
 
     @property
     def size(self) -> tuple[int, int, int]:
         return self.data.c.size, self.data.d.size, self.data.b.size
+
+    @functools.cached_property
+    def instance(self) -> LinearInstance:
+        return bilevel_linear_from(self.data)
+
+    @functools.cached_property
+    def best(self) -> linear.Optimum | None:
+        """The exact optimum; None where the data are such that the LP does not find it."""
+        try:
+            return linear.optimum(self.data)
+        except (ValueError, RuntimeError):
+            return None
 
 
 def method(
@@ -189,177 +205,150 @@ def paper_smoothness(instance: LinearInstance, epsilon: float) -> float:
 
 
 def experiment(settings: Settings, progress: bool | None = None) -> Results:
-    """Run it all; write the JSON file and the plot. Ctrl-C ends it with what there is so far."""
+    """Run all methods; write the JSON file and the plot. Ctrl-C keeps the results so far."""
+    settings.check()
     cases = _cases(settings)
     shown = _shown(cases)
-    records: list[Record] = []
-    curves: Curves | None = None
-    interrupted = True
-    try:
-        with Bar(progress, len(cases) * len(settings.methods), "linear") as bar:
-            for size, group in itertools.groupby(cases, key=lambda case: case.size):
-                todo = [_Task(case, bilevel_linear_from(case.data)) for case in group]
-                for name in settings.methods:
-                    together = len(todo) > 1 and _faster_together(name, size[0])
-                    for tasks in [todo] if together else [[task] for task in todo]:
-                        bar.at(f"n = {size[0]}, {', '.join(t.case.name for t in tasks)}: {name}")
-                        for task, outcome in zip(tasks, _outcomes(tasks, name, settings)):
-                            records.append(_record(task, name, outcome, len(tasks)))
-                            if task.case is shown and isinstance(outcome.found, Solution):
-                                curves = _with_curve(curves, task, name, outcome.found)
-                            bar.step()
-        interrupted = False
-    except KeyboardInterrupt:
-        pass
-    finally:
-        results = Results(tuple(records), curves, interrupted)
-        if settings.json is not None and records:
-            write(settings.json, results, settings)
-    if settings.plot is not None and curves is not None:
-        plot(curves, settings.plot)
-    return results
+    runs: list[LinearRun] = []
+    by_method: dict[str, Solution] = {}
+
+    def results(interrupted: bool) -> Results:
+        return Results(tuple(runs), _curves(shown, by_method), interrupted)
+
+    def save(interrupted: bool) -> None:
+        if settings.json is not None and runs:
+            write(settings.json, results(interrupted), settings)
+
+    def job(own: list[Case], name: str) -> None:
+        for case, (outcome, found) in zip(own, _outcomes(own, name, settings)):
+            runs.append(_run(case, name, outcome, found, len(own)))
+            if case is shown and found is not None:
+                by_method[name] = found
+
+    jobs = [
+        (
+            f"n = {own[0].size[0]}, {', '.join(case.name for case in own)}: {name}",
+            functools.partial(job, own, name),
+        )
+        for own, name in _groups_of_cases(cases, settings.methods)
+    ]
+    found = results(output.run_jobs(jobs, "linear", progress, save))
+    if settings.plot is not None and found.curves is not None:
+        plot(found.curves, settings.plot)
+    return found
 
 
-def _cases(settings: Settings) -> list[_Case]:
+def _groups_of_cases(
+    cases: list[Case], methods: tuple[str, ...]
+) -> Iterator[tuple[list[Case], str]]:
+    """The cases that a method solves together, or each alone."""
+    for size, group in itertools.groupby(cases, key=lambda case: case.size):
+        of_size = list(group)
+        for name in methods:
+            together = len(of_size) > 1 and size[0] <= TOGETHER.get(name, 0)
+            together &= jax.default_backend() == "cpu"
+            yield from [(of_size, name)] if together else [([case], name) for case in of_size]
+
+
+def _cases(settings: Settings) -> list[Case]:
     if settings.load is not None:
         data = linear.load_directory(settings.load)
         names = (file.stem for file in sorted(Path(settings.load).glob("*.npz")))
-        cases = [_Case(name, one) for name, one in zip(names, data)]
+        cases = [Case(name, one) for name, one in zip(names, data)]
         return sorted(cases, key=lambda case: case.size)
     seeds = range(settings.seed, settings.seed + settings.instances)
     return [
-        _Case(str(seed), linear.generate(n, n, max(1, n // 20), seed))
+        Case(str(seed), linear.generate(n, n, max(1, n // 20), seed))
         for n in settings.sizes
         for seed in seeds
     ]
 
 
-def _shown(cases: list[_Case]) -> _Case:
+def _shown(cases: list[Case]) -> Case:
     """The problem of the figure: the first of the paper's size, else of the largest."""
     of_size = [case for case in cases if case.size[0] == SHOWN]
     return (of_size or [max(cases, key=lambda case: case.size)])[0]
 
 
-class _Task:
-    """A problem with its exact optimum, or None where the data are such that the LP is not it."""
-
-    def __init__(self, case: _Case, instance: LinearInstance):
-        self.case, self.instance = case, instance
-        try:
-            self.best = linear.optimum(case.data)
-        except (ValueError, RuntimeError):
-            self.best = None
-
-    def told(self, name: str, tolerance: float) -> tuple[Any, Solver]:
-        return method(name, self.instance, tolerance)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
-    """A solution, or why there is none; and the seconds of the whole call."""
-
-    found: Solution | str
-    seconds: float
-
-
-def _outcomes(tasks: list[_Task], name: str, settings: Settings) -> list[_Outcome]:
-    """Solve one problem, or several together. Raises KeyboardInterrupt if one was interrupted."""
+def _outcomes(
+    cases: list[Case], name: str, settings: Settings
+) -> list[tuple[dict, Solution | None]]:
+    """The fields of `Run` and the solution, of one problem or of several solved together."""
+    posed = [method(name, case.instance, settings.tolerance) for case in cases]
+    if len(cases) == 1:
+        ((problem, solver),) = posed
+        options = {"tolerance": settings.tolerance, "max_seconds": settings.max_seconds}
+        return [attempt(problem, cases[0].instance.start, solver=solver, **options)]
     begun = time.perf_counter()
-    found: list[Any]
     try:
-        told = [task.told(name, settings.tolerance) for task in tasks]
-        if len(tasks) > 1:
-            starts = [task.instance.start for task in tasks]
-            runs = [
-                Shared(problem, solver, start, settings.tolerance)
-                for (problem, solver), start in zip(told, starts)
-            ]
-            found = solve_together(runs, settings.max_seconds)
-        else:
-            ((problem, solver),) = told
-            found = [
-                solve(
-                    problem,
-                    tasks[0].instance.start,
-                    tolerance=settings.tolerance,
-                    solver=solver,
-                    max_seconds=settings.max_seconds,
-                    progress=False,
-                )
-            ]
+        runs = [
+            Shared(problem, solver, case.instance.start, settings.tolerance)
+            for case, (problem, solver) in zip(cases, posed)
+        ]
+        found = solve_together(runs, settings.max_seconds)
     except (ValueError, RuntimeError) as error:
-        # That a method cannot do a problem is a result.
-        found = [str(error)] * len(tasks)
-    if any(isinstance(f, Solution) and f.status == "interrupted" for f in found):
-        raise KeyboardInterrupt
-    taken = (time.perf_counter() - begun) / len(tasks)
-    return [_Outcome(one, taken) for one in found]
+        return [({"sentence": str(error)}, None)] * len(cases)
+    taken = (time.perf_counter() - begun) / len(cases)
+    return [(fields(one, taken), one) for one in found]
 
 
-def _record(task: _Task, name: str, outcome: _Outcome, together: int) -> Record:
-    (n, m, l), best, found = task.case.size, task.best, outcome.found  # noqa: E741
-    about = Record(
-        *(n, m, l, task.case.name, name),
+def _run(case: Case, name: str, outcome: dict, found: Solution | None, together: int) -> LinearRun:
+    """A solve with what HiGHS says of its answer."""
+    best, data = case.best, case.data
+    run = LinearRun(
+        *(*case.size, case.name, name),
+        **outcome,
         together=together,
         optimum=None if best is None else best.value,
         optimum_proven=best is not None and best.proven,
     )
-    if isinstance(found, str):
-        return dataclasses.replace(about, sentence=found)
-    data = task.case.data
+    if found is None:
+        return run
     x, y = np.asarray(found.point.x), np.asarray(found.point.y)
     repaired = linear.repair(data, x).objective
-    error = None if best is None else (repaired - best.value) / (abs(best.value) or 1.0)
     return dataclasses.replace(
-        about,
-        status=found.status.code,
-        sentence=found.status.sentence,
-        epsilon=float(found.certificate.epsilon),
+        run,
         rho=float(found.certificate.as_dict()["rho"]),
-        gradients=int(found.gradients),
-        seconds=found.seconds,
-        compile_seconds=found.compile_seconds,
-        setup_seconds=max(0.0, outcome.seconds - found.seconds - found.compile_seconds),
         objective=float(found.certificate.objective),
         violation=linear.violation(data, x, y),
         lower_gap=linear.lower_gap(data, x, y),
         repaired_objective=repaired,
-        relative_error=error,
+        relative_error=None if best is None else (repaired - best.value) / (abs(best.value) or 1.0),
     )
 
 
-def _with_curve(curves: Curves | None, task: _Task, name: str, found: Solution) -> Curves:
-    value = None if task.best is None else task.best.value
-    lines = {} if curves is None else curves.by_method
-    own = {column: found.history[column].tolist() for column in CURVES}
-    case = task.case
-    return Curves(case.size[0], case.name, value, found.tolerance, lines | {name: own})
+def _curves(case: Case, found: dict[str, Solution]) -> Curves | None:
+    """The histories of one problem's solutions by method."""
+    if not found:
+        return None
+    best = None if case.best is None else case.best.value
+    tolerance = next(iter(found.values())).tolerance
+    by_method = {
+        name: {column: one.history[column].tolist() for column in CURVES}
+        for name, one in found.items()
+    }
+    return Curves(case.size[0], case.name, best, tolerance, by_method)
 
 
-def _faster_together(name: str, n: int) -> bool:
-    return n <= TOGETHER.get(name, 0) and jax.default_backend() == "cpu"
-
-
-def table(records: Iterable[Record]) -> str:
+def table(records: Iterable[LinearRun]) -> str:
     """The paper's table, with what its objectives hide, as aligned text."""
     records = list(records)
     rows = [list[str](HEADER)]
     before = None
     for size, name, group in _groups(records):
-        solved = [record for record in group if record.status != "refused"]
+        solved = [record for record in group if not record.refused]
         first = [str(part) for part in size] if size != before else ["", "", ""]
-        certified = sum(record.status == "certified" for record in group)
         star = "" if all(record.optimum_proven for record in group) else "*"
-        optima = _mean(record.optimum for record in group)
+        optima = mean(record.optimum for record in group)
         rows.append(
             [
                 *first,
                 name,
-                f"{certified} of {len(group)}",
-                number(_mean(record.objective for record in solved), ".4f"),
-                number(_mean(record.repaired_objective for record in solved), ".4f"),
+                certified_of(group),
+                number(mean(record.objective for record in solved), ".4f"),
+                number(mean(record.repaired_objective for record in solved), ".4f"),
                 "unknown" if optima is None else f"{optima:.4f}{star}",
-                number(_mean(record.relative_error for record in solved), ".1e"),
+                number(mean(record.relative_error for record in solved), ".1e"),
                 number(median(record.gradients for record in solved), ",.0f"),
                 number(median(record.seconds for record in solved), ".2f"),
             ]
@@ -368,30 +357,24 @@ def table(records: Iterable[Record]) -> str:
     lines = [
         aligned(rows, left=(rows[0].index("method"),)),
         "",
-        "Means of objectives and errors, medians of gradients and seconds (compilation apart).",
+        "Means of objectives and errors, medians of gradients and seconds (without compilation).",
         "An objective below the optimum is no better answer but a violation exploited, of the",
         "constraints or of the lower level's optimality; `repaired` is what the x found is worth",
         "once the lower level answers it exactly.",
     ]
     if any(record.optimum is not None and not record.optimum_proven for record in records):
         lines.append("* the best value known; not proven to be the optimum for every instance.")
-    if refused := [record for record in records if record.status == "refused"]:
-        lines.append("Refused, and left out of the means:")
-        lines += [f"  n = {r.n}, {r.instance}, {r.method}: {r.sentence}" for r in refused]
-    return "\n".join(lines)
+    return "\n".join([*lines, *refusals(records)])
 
 
-def _groups(records: list[Record]) -> Iterator[tuple[tuple[int, int, int], str, list[Record]]]:
+def _groups(
+    records: list[LinearRun],
+) -> Iterator[tuple[tuple[int, int, int], str, list[LinearRun]]]:
     """Records by size and method, each in the order of their first appearance."""
     keys = dict.fromkeys((record.size, record.method) for record in records)
     sizes = list(dict.fromkeys(size for size, _ in keys))
     for size, name in sorted(keys, key=lambda key: sizes.index(key[0])):
         yield size, name, [r for r in records if r.size == size and r.method == name]
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
 
 
 def write(path: Path, results: Results, settings: Settings) -> None:
@@ -401,43 +384,33 @@ def write(path: Path, results: Results, settings: Settings) -> None:
         "records": [dataclasses.asdict(record) for record in results.records],
         "curves": None if results.curves is None else dataclasses.asdict(results.curves),
     }
-    write_json(path, settings.command, content)
+    output.write_results(path, settings.command, content)
 
 
 def plot(curves: Curves, path: Path) -> None:
     """Three panels as in `fig:clbo`: objective, lower-level gap, infeasibility, over gradients."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    for name, columns in curves.by_method.items():
-        seen = {column: np.asarray(values, float) for column, values in columns.items()}
-        moved = seen["gradients"] > 0  # the start itself has no place on a logarithmic axis
-        gradients = seen["gradients"][moved]
-        style = {"linewidth": 1.4, "label": name, "color": f"C{METHODS.index(name)}"}
-        if name == "adaptive":
-            style["marker"] = "."
-        left.plot(gradients, seen["objective"][moved], **style)
-        for axes, column in ((middle, "lower_gap"), (right, "feasibility")):
-            # A residual of zero is drawn at the lower edge, where it goes out of the picture.
-            axes.plot(gradients, np.maximum(seen[column][moved], 1e-16), **style)
-    if curves.optimum is not None:
-        left.axhline(curves.optimum, color="0.4", linestyle=":", linewidth=1.2, label="optimum")
-    for axes in (middle, right):
-        axes.axhline(curves.tolerance, color="0.4", linestyle=":", linewidth=1.2, label="tolerance")
-        axes.set(yscale="log")
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, 1e-9), max(high, 10 * curves.tolerance))
-    for axes, title in (
-        (left, "objective value"),
-        (middle, "lower optimality gap"),
-        (right, "infeasibility"),
-    ):
-        axes.set(xscale="log", xlabel="gradient evaluations", title=title)
-        axes.grid(alpha=0.3, linewidth=0.4)
-    left.legend(frameon=False, fontsize="small")
-    figure.suptitle(f"One bilevel linear problem, n = {curves.n} (instance {curves.instance})")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with output.figure(path, 3, (13, 4)) as (figure, (left, middle, right)):
+        for name, columns in curves.by_method.items():
+            seen = {column: np.asarray(values, float) for column, values in columns.items()}
+            moved = seen["gradients"] > 0  # the start itself has no place on a logarithmic axis
+            gradients = seen["gradients"][moved]
+            style = {"linewidth": 1.4, "label": name, "color": f"C{METHODS.index(name)}"}
+            if name == "adaptive":
+                style["marker"] = "."
+            left.plot(gradients, seen["objective"][moved], **style)
+            for axes, column in ((middle, "lower_gap"), (right, "feasibility")):
+                # A residual of zero is drawn at the lower edge, where it goes out of the picture.
+                axes.plot(gradients, np.maximum(seen[column][moved], 1e-16), **style)
+        dotted = {"color": "0.4", "linestyle": ":", "linewidth": 1.2}
+        if curves.optimum is not None:
+            left.axhline(curves.optimum, **dotted, label="optimum")
+        for axes in (middle, right):
+            axes.axhline(curves.tolerance, **dotted, label="tolerance")
+            axes.set(yscale="log")
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, 1e-9), max(high, 10 * curves.tolerance))
+        titles = ("objective value", "lower optimality gap", "infeasibility")
+        for axes, title in zip((left, middle, right), titles):
+            axes.set(xscale="log", xlabel="gradient evaluations", title=title)
+        left.legend(frameon=False, fontsize="small")
+        figure.suptitle(f"One bilevel linear problem, n = {curves.n} (instance {curves.instance})")

@@ -1,49 +1,67 @@
-"""What every experiment writes and shows: a JSON file with its provenance, tables, progress."""
+"""What all experiments share: their loop, the file of their results, their command and tables."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
-import json
 import math
-import os
 import platform
 import shlex
-import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from bilevax.files import check_writable, write_json
+from bilevax.progress import Progress
 
-def write_json(path: Path, command: str, results: dict[str, Any]) -> None:
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Job = tuple[str, Callable[[], object]]
+
+
+def run_jobs(
+    jobs: Sequence[Job], name: str, progress: bool | None, save: Callable[[bool], None]
+) -> bool:
+    """Call the jobs, each of which has a label, one after the other; whether Ctrl-C ended it early.
+
+    At the end, and when a job fails, `save` is called with whether jobs are left.
+    """
+    unfinished = True
+    label = f"bilevax bench {name}"
+    try:
+        with Progress(progress, total=len(jobs), unit="jobs", label=label) as bar:
+            for number, (what, job) in enumerate(jobs):
+                bar.show(number, job=what)
+                job()
+            bar.show(len(jobs))
+        unfinished = False
+    except KeyboardInterrupt:
+        pass
+    finally:
+        save(unfinished)
+    return unfinished
+
+
+def write_results(path: Path, command: str, results: dict[str, Any]) -> None:
     """Write results with the command, the date and the versions that made them.
 
-    Null stands for what is unknown or not finite. The file is complete or as it was before: it is
-    renamed into place at the end.
+    Null stands for what is unknown or not finite.
     """
-    own = ("bilevax", "jax", "jaxlib", "equinox", "numpy", "scipy")
+    packages = ("bilevax", "jax", "jaxlib", "equinox", "numpy", "scipy")
     content = {
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in own},
+        | {name: importlib.metadata.version(name) for name in packages},
         "device": str(jax.devices()[0]),
         "cpu": platform.machine(),
     } | results
-    text = json.dumps(_finite(content), indent=1, allow_nan=False) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}~")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_json(path, _finite(content))
 
 
 def _finite(content: Any) -> Any:
@@ -54,23 +72,13 @@ def _finite(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def check_output(path: Path, name: str) -> None:
-    """Refuse, before a run, a file that could not be written after it."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{name} must be the path of a file; {path} is a folder")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{name}: there is no folder {path.parent}; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise PermissionError(f"{name}: {path} cannot be written")
-
-
-def check_outputs(json: Path | None, plot: Path | None) -> None:
+def check_outputs(json: Path | None, plot: Path | None = None) -> None:
     """Refuse, before a run, files that could not be written."""
     if json is not None:
-        check_output(json, "json")
+        check_writable(json, "json")
     if plot is None:
         return
-    check_output(plot, "plot")
+    check_writable(plot, "plot")
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = FigureCanvasBase.get_supported_filetypes()
@@ -78,19 +86,28 @@ def check_outputs(json: Path | None, plot: Path | None) -> None:
         raise ValueError(f"plot: {plot} must end in one of .{', .'.join(sorted(known))}")
 
 
-def command_line(name: str, settings: Any, options: Iterable[str]) -> str:
+def check_choices(settings: Any, name: str, known: Collection[str] | None = None) -> None:
+    """Refuse a setting that is empty, names something twice, or names what is not known."""
+    values = getattr(settings, name)
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"{name} must be one or more, each once, not {values}")
+    if known and (unknown := [value for value in values if value not in known]):
+        raise ValueError(f"{name}: there is no {unknown[0]!r}; there are {', '.join(known)}")
+
+
+def command_line(experiment: str, settings: Any, options: Iterable[str]) -> str:
     """The command that runs an experiment with these of its settings."""
-    words = ["bilevax", "bench", name]
+    words = ["bilevax", "bench", *experiment.split()]
     for option in options:
         value = getattr(settings, option)
-        if value is not None:
-            several = value if isinstance(value, tuple) else (value,)
+        if value is not None and value is not False and value != ():
+            several = value if isinstance(value, tuple) else () if value is True else (value,)
             words += [f"--{option.replace('_', '-')}", *(str(one) for one in several)]
     return shlex.join(words)
 
 
 def aligned(rows: list[list[str]], left: Collection[int] = ()) -> str:
-    """A header and rows, the columns `left` to the left and the others to the right."""
+    """A header and rows as text, the columns `left` to the left and the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(
@@ -102,39 +119,36 @@ def aligned(rows: list[list[str]], left: Collection[int] = ()) -> str:
     return "\n".join([lines[0], "-" * max(len(line) for line in lines), *lines[1:]])
 
 
+@contextlib.contextmanager
+def figure(path: Path, panels: int, size: tuple[float, float]) -> Iterator[tuple[Figure, Any]]:
+    """A figure and its panels side by side, which is saved at the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    drawn, axes = plt.subplots(1, panels, figsize=size, layout="constrained", squeeze=False)
+    yield drawn, axes[0]
+    for own in axes[0]:
+        own.grid(alpha=0.3, linewidth=0.4)
+    drawn.savefig(path, dpi=150)
+    plt.close(drawn)
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known."""
+    return float(np.mean(found)) if (found := known(values)) else None
+
+
 def median(values: Iterable[float | None]) -> float | None:
-    """Of those that are known."""
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
+    """The median of the values that are known."""
+    return float(np.median(found)) if (found := known(values)) else None
 
 
 def number(value: float | None, form: str) -> str:
+    """A number as text; a dash where it is not known."""
     return "-" if value is None else format(value, form)
-
-
-class Bar:
-    """A line that shows which solve is under way, on a terminal; nothing elsewhere."""
-
-    def __init__(self, wanted: bool | None, total: int, name: str):
-        if wanted is None:
-            wanted = sys.stderr.isatty() and not os.environ.get("CI")
-        self.bar: Any = None
-        if wanted:
-            from tqdm import tqdm
-
-            self.bar = tqdm(total=total, unit=" solves", desc=f"bilevax bench {name}")
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def at(self, what: str) -> None:
-        if self.bar is not None:
-            self.bar.set_postfix_str(what)
-
-    def step(self) -> None:
-        if self.bar is not None:
-            self.bar.update(1)

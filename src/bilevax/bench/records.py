@@ -105,7 +105,7 @@ def _record(entry: Any) -> Record:
 
     functions = lambda field: tuple(function(field, text) for text in get(field, list))
     label = get("best_known", dict)
-    # A label of the wrong size is one more wrong label, to be left out; a found one is an error.
+    # A published point of the wrong size is left out; a found one is an error.
     published = _answer(label, n_x, n_y, "best_known", fitting=False)
     found = entry.get("best_found")
     if found is not None:

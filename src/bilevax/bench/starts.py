@@ -1,4 +1,4 @@
-"""Starting points for a suite's problems, at which the lower level is feasible with room."""
+"""Starting points for a suite's problems, strictly feasible for the lower level."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import numpy as np
 
 from bilevax.arguments import whole
 from bilevax.bench.expressions import Expression
+from bilevax.bench.lower_level import clipped, linearised, lower_violation, slsqp, upper_violation
 from bilevax.bench.records import Record
-from bilevax.bench.resolve import clipped, linearised, lower_violation, slsqp, upper_violation
 
 # Where a variable has no bound, starts are drawn this far from zero.
 REACH = 100.0
-# The share of the greatest slack that a start must have: less leaves starts more spread.
+# The share of the greatest slack that a start must have. With less, starts are more spread.
 SHARE = 0.25
 _FEASIBLE = 1e-7
 
 
-def starts(record: Record, count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def starting_points(record: Record, count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Up to `count` points (x, y) that meet the lower constraints and, if possible, the upper.
 
     The first is sought near the middle of the boxes, the others near random points of them: the
@@ -27,7 +27,7 @@ def starts(record: Record, count: int, seed: int) -> list[tuple[np.ndarray, np.n
     rng = np.random.default_rng(seed)
     box = clipped(np.concatenate([record.x_bounds, record.y_bounds]), REACH)
     samples = [box.mean(axis=1), *(rng.uniform(*box.T) for _ in range(2 * count + 8))]
-    region = _roomiest(record, box, samples[:5])
+    region = _start_region(record, box, samples[:5])
     if region is None:
         return []
     found: list[np.ndarray] = []
@@ -38,26 +38,28 @@ def starts(record: Record, count: int, seed: int) -> list[tuple[np.ndarray, np.n
         if z is None:
             continue
         if region.near_one_of(z, found):
-            # Many samples have the same nearest point: take one on the way to the roomiest.
-            z = z + rng.uniform() * (region.room - z)
+            # Many samples have the same nearest point. Take one on the way to the centre.
+            z = z + rng.uniform() * (region.centre - z)
         if region.contains(z) and not region.near_one_of(z, found):
             found.append(z)
     return [(z[: record.n_x], z[record.n_x :]) for z in found]
 
 
-def _roomiest(record: Record, box: np.ndarray, samples: list[np.ndarray]) -> _Region | None:
-    """The region of starts: the upper level too if it can be met, y off its bounds if it can be."""
+def _start_region(record: Record, box: np.ndarray, samples: list[np.ndarray]) -> _Region | None:
+    """The region of starts: with the upper constraints and y off its bounds, if that can be."""
     for upper in (True, False):
         for off_bounds in (True, False):
             region = _Region(record, box, upper=upper, off_bounds=off_bounds)
-            feasible = region.find_room(samples)
+            feasible = region.find_centre(samples)
             if feasible and (region.slack > 1e-6 or not off_bounds):
                 return region
     return None
 
 
 class _Region:
-    """The points z = (x, y) that satisfy the lower level, with the upper level or without.
+    """The points z = (x, y) that satisfy the lower constraints and, with `upper`, the upper ones.
+
+    `centre` is the point of the greatest slack found, which is `slack`.
 
     Off its bounds, y keeps the same slack to them as to the lower constraints.
     """
@@ -79,7 +81,7 @@ class _Region:
         ]
         slopes = np.median(np.nan_to_num(changes, nan=0.0, posinf=0.0), axis=0)
         self.scales = np.maximum(slopes @ self.width, 1e-3)
-        self.room, self.slack = self.middle, -np.inf
+        self.centre, self.slack = self.middle, -np.inf
 
     def functions(
         self, functions: tuple[Expression, ...], z: np.ndarray
@@ -105,16 +107,17 @@ class _Region:
         return float(np.min(-self.with_slack(z)[0], initial=1.0))
 
     @property
-    def need(self) -> float:
+    def required_slack(self) -> float:
         """The slack that a start must have."""
         return SHARE * max(self.slack, 0.0)
 
     def contains(self, z: np.ndarray) -> bool:
         """Whether z is feasible, with at least half of the slack that was aimed at."""
-        return self.violation(z) <= _FEASIBLE and self.slack_of(z) >= self.need / 2 - _FEASIBLE
+        enough = self.slack_of(z) >= self.required_slack / 2 - _FEASIBLE
+        return self.violation(z) <= _FEASIBLE and enough
 
     def inequalities(self, z: np.ndarray, slack: float) -> tuple[np.ndarray, np.ndarray]:
-        """Those with slack before those without."""
+        """All that shall be ≤ 0, those with slack first."""
         g, Dg = self.with_slack(z)
         G, DG = self.functions(self.without_slack, z)
         return np.concatenate([g + slack, G]), np.concatenate([Dg, DG * self.width])
@@ -137,7 +140,7 @@ class _Region:
         h, Dh = self.functions(self.exact, self.point(u))
         return h, Dh * self.width
 
-    def find_room(self, samples: list[np.ndarray]) -> bool:
+    def find_centre(self, samples: list[np.ndarray]) -> bool:
         """Maximise the slack t ≤ 1 over (z, t); whether a feasible point came out."""
         n = len(self.width)
         down = np.concatenate([np.zeros(n), [-1.0]])
@@ -159,7 +162,7 @@ class _Region:
             end = slsqp(lambda v: (-v[n:], down[None]), inequalities, equalities, begin, unit_box)
             z = self.point(end[:n])
             if self.violation(z) <= _FEASIBLE and self.slack_of(z) > self.slack:
-                self.room, self.slack = z, self.slack_of(z)
+                self.centre, self.slack = z, self.slack_of(z)
             if self.slack > 1 - 1e-6:
                 break
         return bool(self.slack > -np.inf)
@@ -167,17 +170,17 @@ class _Region:
     def nearest(self, sample: np.ndarray) -> np.ndarray | None:
         """The point nearest to the sample, above all in x, with its share of the slack."""
         target = self.unit(sample)
-        # y follows: it counts only as much as is needed to make the nearest point unique.
+        # y counts only as much as makes the nearest point unique.
         weight = np.where(np.arange(len(target)) < self.record.n_x, 1.0, 1e-2)
         distance = lambda u: (
             np.sum(weight * (u - target) ** 2, keepdims=True),
             2 * (weight * (u - target))[None],
         )
         unit_box = np.tile([0.0, 1.0], (len(target), 1))
-        for begin in (target, self.unit(self.room)):
+        for begin in (target, self.unit(self.centre)):
             u = slsqp(
                 distance,
-                lambda u: self.inequalities(self.point(u), self.need),
+                lambda u: self.inequalities(self.point(u), self.required_slack),
                 self.equalities,
                 begin,
                 unit_box,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -14,22 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax.arguments import positive, whole
-from bilevax.bench.output import Bar, check_output, write_json
+from bilevax.bench import output
+from bilevax.bench.lower_level import lower_gap, lower_solution, lower_violation
 from bilevax.bench.records import Record, load
-from bilevax.bench.resolve import lower_gap, lower_violation, resolve
-from bilevax.bench.starts import starts
+from bilevax.bench.runs import Run, attempt
+from bilevax.bench.starts import starting_points
 from bilevax.problems import ConstrainedBilevelProblem, Point
 from bilevax.driver.solution import Solution
-from bilevax.driver.entry import solve
 from bilevax.solvers import Adaptive
 from bilevax.terms import Box
 
-# A lower level that is infeasible at x by as little as the point violates it is solved with its
-# constraints relaxed by that much, and this: y is then compared with what violates no more.
+# Where the point found violates its lower level by a little, the lower level is solved again with
+# constraints relaxed by that and this much: y is then compared with points that violate no more.
 RELAX = 1e-6
-# F is reached within this relative distance, with a lower-level gap and violations up to these.
+# F counts as reached within this relative distance, with a lower-level gap and violations of at
+# most these.
 WITHIN, GAP, VIOLATION = 1e-2, 1e-4, 1e-3
-# Every other start begins with this penalty: it stays near its start, where the default looks far.
+# Every other start begins with this large penalty and so stays near its start; the default penalty
+# searches farther.
 STEEP = 1e3
 
 
@@ -75,20 +78,15 @@ def _bounds_as_constraints(record: Record) -> tuple[Callable[[Any, Any], Any], .
     return tuple(sides)
 
 
-@dataclasses.dataclass(frozen=True)
-class Attempt:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attempt(Run):
     """One solve of one problem from one start, with an independent judgement of its point."""
 
-    status: str
-    sentence: str
-    epsilon: float
     rho: float
     F: float
     gap: float
     lower_violation: float
     upper_violation: float
-    gradients: int
-    seconds: float
     x: list[float]
     y: list[float]
 
@@ -100,7 +98,7 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one problem: all attempts, the best of them, and how it compares."""
+    """All attempts at one problem, the best of them, and how it compares."""
 
     name: str
     category: str
@@ -115,14 +113,14 @@ class Outcome:
         feasible = [a for a in self.attempts if a.feasible]
         if feasible:
             return min(feasible, key=lambda a: a.F)
-        return min(self.attempts, key=lambda a: a.epsilon, default=None)
+        return min(self.attempts, key=lambda a: a.epsilon or 0.0, default=None)
 
     @property
     def reached(self) -> bool:
         """Whether the best known F was reached, by a point that solves its lower level."""
         if self.best is None or self.best_known is None or not self.best.feasible:
             return False
-        # Below the best known is as far off as above: a tolerance exploited.
+        # An F below the best known exploits a tolerance, and is no better than one above.
         return abs(self.best.F - self.best_known) <= WITHIN * max(1.0, abs(self.best_known))
 
     @property
@@ -141,8 +139,7 @@ class Outcome:
     @property
     def false_certificates(self) -> int:
         """Certified points whose lower level, solved again exactly, says otherwise."""
-        certified = [a for a in self.attempts if a.status == "certified"]
-        return sum(1 for a in certified if not a.feasible)
+        return sum(1 for a in self.attempts if a.certified and not a.feasible)
 
     def as_dict(self) -> dict[str, Any]:
         best = self.best
@@ -156,8 +153,27 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
+class Results:
+    """The outcomes of all problems, or of those before Ctrl-C."""
+
+    outcomes: list[Outcome]
+    interrupted: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
-    """What to run."""
+    """What to run.
+
+    Args:
+        file: a suite of problems, in the JSON format that docs/benchmarks.md describes.
+        tolerance: the ε to certify.
+        starts: how many starts for each problem.
+        max_gradients: stop a solve before more gradient evaluations than this.
+        seed: the seed of the random starts.
+        names: only these problems.
+        all: also problems whose lower level is not convex, for which there is no theory.
+        json: write all results there, also when interrupted.
+    """
 
     file: Path
     tolerance: float = 1e-4
@@ -168,21 +184,19 @@ class Settings:
     all: bool = False
     json: Path | None = None
 
-    def __post_init__(self):
+    def check(self) -> None:
+        """Refuse settings that a run could not keep to."""
         positive(self.tolerance, "tolerance")
         whole(self.starts, "starts", 1)
         whole(self.max_gradients, "max_gradients", 1)
         whole(self.seed, "seed", 0)
-        if self.json is not None:
-            check_output(self.json, "json")
+        output.check_outputs(self.json)
 
     @property
     def command(self) -> str:
-        parts = [f"bilevax bench suite {self.file.name} --tolerance {self.tolerance:g}"]
-        parts.append(f"--starts {self.starts} --max-gradients {self.max_gradients}")
-        parts.append(f"--seed {self.seed}")
-        parts += [f"--names {' '.join(self.names)}"] if self.names else []
-        return " ".join(parts + (["--all"] if self.all else []))
+        """The command that runs just this."""
+        options = ("tolerance", "starts", "max_gradients", "seed", "names", "all", "json")
+        return output.command_line(f"suite {self.file}", self, options)
 
 
 def chosen(settings: Settings) -> list[Record]:
@@ -196,111 +210,102 @@ def chosen(settings: Settings) -> list[Record]:
     return [r for r in records if settings.all or (r.convex and not r.infeasible)]
 
 
-def attempt(record: Record, solution: Solution) -> Attempt:
-    """Judge a solution by solving the lower level again at its x, without bilevax."""
+def judged(record: Record, solution: Solution, fields: dict[str, Any]) -> Attempt:
+    """A solution judged by solving the lower level again at its x, without bilevax."""
     x, y = np.asarray(solution.point.x), np.asarray(solution.point.y)
     relax = RELAX + 1.001 * min(lower_violation(record, x, y), VIOLATION)
-    judged = lower_gap(record, x, y, relax=relax)
+    again = lower_gap(record, x, y, relax=relax)
     return Attempt(
-        status=solution.status.code,
-        sentence=str(solution.status),
-        epsilon=solution.certificate.epsilon,
+        **fields,
         rho=float(solution.point.rho),
-        F=solution.certificate.objective,
-        gap=judged.gap,
-        lower_violation=judged.lower_violation,
-        upper_violation=judged.upper_violation,
-        gradients=solution.gradients,
-        seconds=solution.seconds,
+        F=float(solution.certificate.objective),
+        gap=again.gap,
+        lower_violation=again.lower_violation,
+        upper_violation=again.upper_violation,
         x=x.tolist(),
         y=y.tolist(),
     )
 
 
 def run(record: Record, settings: Settings) -> Outcome:
-    """One problem from several starts. A refusal of bilevax is an outcome, not an error."""
+    """One problem from several starts. That bilevax refuses it is an outcome, not an error."""
     begun = time.perf_counter()
     attempts, refused = [], ""
     problem = problem_of(record)
-    for number, (x, y) in enumerate(starts(record, settings.starts, settings.seed)):
-        steep = number % 2 == 1
-        if steep:  # from the lower level's own answer, which a large penalty stays near
-            y = resolve(record, x, y).y
-        solver = Adaptive(rho=STEEP) if steep else Adaptive()
-        try:
-            solution = solve(
-                problem,
-                Point(x=jnp.asarray(x, float), y=jnp.asarray(y, float)),
-                tolerance=settings.tolerance,
-                solver=solver,
-                max_gradients=settings.max_gradients,
-                progress=False,
-            )
-        except ValueError as error:
-            refused = str(error)
-            continue
-        if solution.status == "interrupted":  # `solve` keeps Ctrl-C to itself
-            raise KeyboardInterrupt
-        attempts.append(attempt(record, solution))
+    for number, (x, y) in enumerate(starting_points(record, settings.starts, settings.seed)):
+        solver = Adaptive()
+        if number % 2 == 1:  # from the lower level's own answer, which a large penalty stays near
+            y, solver = lower_solution(record, x, y).y, Adaptive(rho=STEEP)
+        fields, solution = attempt(
+            problem,
+            Point(x=jnp.asarray(x, float), y=jnp.asarray(y, float)),
+            tolerance=settings.tolerance,
+            solver=solver,
+            max_gradients=settings.max_gradients,
+        )
+        if solution is None:
+            refused = fields["sentence"]
+        else:
+            attempts.append(judged(record, solution, fields))
     refused = "" if attempts else refused or "no start with a feasible lower level was found"
     seconds = time.perf_counter() - begun
     known = record.best_known
     return Outcome(record.name, record.category, known, tuple(attempts), refused, seconds)
 
 
-def experiment(settings: Settings, progress: bool | None = None) -> tuple[list[Outcome], bool]:
-    """All outcomes, and whether Ctrl-C cut them short; writes the JSON file in either case."""
-    records = chosen(settings)
+def experiment(settings: Settings, progress: bool | None = None) -> Results:
+    """Run all problems; write the JSON file. Ctrl-C keeps the results so far."""
+    settings.check()
     outcomes: list[Outcome] = []
-    interrupted = True
-    try:
-        with Bar(progress, len(records), "suite") as bar:
-            for record in records:
-                bar.at(record.name)
-                outcomes.append(run(record, settings))
-                bar.step()
-                # No program serves another problem. Each maps memory, and Linux allows a process
-                # 65,530 maps: some forty problems.
-                jax.clear_caches()
-        interrupted = False
-    except KeyboardInterrupt:
-        pass
-    finally:
+
+    def job(record: Record) -> None:
+        outcomes.append(run(record, settings))
+        # No program serves another problem. Each maps memory, and the 65,530 maps that Linux allows
+        # a process last for some forty problems.
+        jax.clear_caches()
+
+    def save(_: bool) -> None:
         if settings.json is not None and outcomes:
             write(settings.json, outcomes, settings)
-    return outcomes, interrupted
+
+    jobs = [(record.name, functools.partial(job, record)) for record in chosen(settings)]
+    return Results(outcomes, output.run_jobs(jobs, "suite", progress, save))
 
 
 def table(outcomes: list[Outcome]) -> str:
     """One line a problem, and a count below."""
-    head = f"{'problem':<16} {'':<8} {'status':<13} {'ε':>8} {'F':>12} {'best known':>12} "
-    lines = [head + f"{'gap':>9} {'gradients':>10}", "─" * (len(head) + 20)]
+    rows = [["problem", "", "status", "ε", "F", "best known", "gap", "gradients"]]
+    refused = []
     for o in outcomes:
-        known = "unknown" if o.best_known is None else f"{o.best_known:.6g}"
         best = o.best
         if best is None:
-            lines.append(f"{o.name:<16} refused: {o.refused}")
+            refused.append(f"Refused: {o.name}: {o.refused}")
             continue
-        mark = o.verdict
-        gap = "infeasible" if math.isinf(best.gap) else f"{best.gap:.1e}"
-        lines.append(
-            f"{o.name:<16} {mark:<8} {best.status:<13} {best.epsilon:>8.1e} {best.F:>12.6g} "
-            f"{known:>12} {gap:>9} {best.gradients:>10,}"
+        rows.append(
+            [
+                *(o.name, o.verdict, best.status),
+                output.number(best.epsilon, ".1e"),
+                f"{best.F:.6g}",
+                "unknown" if o.best_known is None else f"{o.best_known:.6g}",
+                "infeasible" if math.isinf(best.gap) else f"{best.gap:.1e}",
+                output.number(best.gradients, ",d"),
+            ]
         )
     reached = sum(o.reached for o in outcomes)
     false = sum(o.false_certificates for o in outcomes)
-    lines.append(
+    lines = [
+        output.aligned(rows, left=(0, 1, 2)),
+        *refused,
         f"{reached} of {len(outcomes)} reach the best known F within {WITHIN:g} relative, with a "
-        f"lower-level gap of at most {GAP:g}; {false} false certificates."
-    )
-    lines.append(
+        f"lower-level gap of at most {GAP:g}; {false} false certificates.",
         "«above»: the lower level is solved, F is above the best known: an honest KKT point where "
         "certified. «below»: F exploits the tolerance. «FAILED»: no point whose lower-level gap, "
-        "after an exact re-solve, and violations are small."
-    )
+        "after an exact re-solve, and violations are small.",
+    ]
     return "\n".join(lines)
 
 
 def write(path: Path, outcomes: list[Outcome], settings: Settings) -> None:
-    """The outcomes with the command that made them."""
-    write_json(path, settings.command, {"outcomes": [o.as_dict() for o in outcomes]})
+    """Write the outcomes with the command that made them."""
+    content = {"outcomes": [outcome.as_dict() for outcome in outcomes]}
+    output.write_results(path, settings.command, content)

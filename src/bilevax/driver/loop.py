@@ -226,8 +226,9 @@ class Run:
         arguments = (self.solver, self.task.problem, self.state, np.asarray(0))
         if judge is not None and jax.process_count() == 1:
             ahead = _quick_steps.ahead(*arguments)
-            shapes = eqx.filter_eval_shape(piece_of_steps, *arguments)
-            point = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes.point)
+            output = lambda solver, problem, state: solver.output(problem, state)
+            shapes = eqx.filter_eval_shape(output, *arguments[:3])
+            point = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
             compile_judge(judge.problem, point, judge.relative > 0)
             ahead.result()
         return jax.block_until_ready(self._steps(self.gradients))

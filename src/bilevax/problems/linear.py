@@ -3,6 +3,7 @@
     min cᵀx + dᵀy over x in [−1, 1]ⁿ and y that minimises d̃ᵀz over z in [−1, 1]ᵐ, Ax + Bz ≤ b
 
 Everything here is NumPy in float64 and imports no solver of this library, to judge them all alike.
+SciPy's optimisers, which take half a second to import, are imported where they are first used.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from bilevax import arguments
 
@@ -239,6 +239,8 @@ def optimum_milp(data: LinearData, big_m: float, time_limit: float | None = None
     if big_m is above all solutions μ of B_KJᵀ μ_K = −d̃_J with B_KJ square and regular, among which
     are the vertices of the dual.
     """
+    from scipy import optimize
+
     arguments.positive(big_m, "big_m")
     n, m, l = data.c.size, data.d.size, data.b.size  # noqa: E741
     rows = np.hstack([data.A, data.B])
@@ -334,6 +336,8 @@ def _minimise(
     cost: np.ndarray, rows: np.ndarray, rhs: np.ndarray, tight: np.ndarray, bounds: np.ndarray
 ) -> _Minimum | None:
     """Minimise costᵀv over rows·v ≤ rhs, with = where tight; None where nothing is feasible."""
+    from scipy import optimize
+
     unit = _unit(rows, 1)
     rows, rhs = unit[:, None] * rows, unit * rhs
     for presolve in (True, False):

@@ -188,9 +188,9 @@ def _as_floats(point: Point, what: str) -> Point:
         raise TypeError(f"all blocks of the {what} must share one dtype, but {seen}")
     dtype = next(iter(dtypes)) if dtypes else jnp.result_type(float)
 
-    def array(leaf: Any) -> Array:
+    def array(leaf: Any) -> Any:
         same = isinstance(leaf, jax.Array) and leaf.dtype == dtype and not leaf.weak_type
-        return leaf if same else jnp.asarray(np.asarray(leaf, dtype))
+        return leaf if same else np.asarray(leaf, dtype)
 
     return jax.tree.map(array, point)
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax.arguments import positive, tracing
-from bilevax.trees import Tree, norm
+from bilevax.trees import Tree, dot, norm
 
 Scalar: TypeAlias = Array
 Number: TypeAlias = float | np.ndarray | Array
@@ -113,11 +113,7 @@ class Term(eqx.Module):
 
     def support(self, g: Tree) -> Scalar:
         """max ⟨g, s⟩ over the domain of φ."""
-
-        def inner(a: Array, s: Array) -> Array:
-            return jnp.sum(jnp.where(a == 0, 0, a * jnp.where(a == 0, 0, s)))
-
-        return tree_sum(jax.tree.map(inner, g, self.linear_oracle(g)))
+        return dot(g, self.linear_oracle(g))
 
     def violation(self, x: Tree) -> Scalar:
         """The distance from x to the domain of φ."""

@@ -1,4 +1,13 @@
-"""Shift a vector until its clipped entries add up: the one routine behind every simplex."""
+"""The level at which clipped entries add up: the one equation behind every simplex.
+
+Find τ such that
+
+    Σᵢ clip(rᵢ·(vᵢ − τ), lowerᵢ, upperᵢ) = total.
+
+The sum falls with τ in straight pieces. With rates rᵢ = 1 its clipped entries are the projection of
+v on {u : lower ≤ u ≤ upper, Σ u = total}. `waterfill` finds them in a compiled program and
+`host_level` finds τ on the host, for any rates.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +16,59 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
 _MAX_ITERATIONS = 200
-# Up to so many entries the sum is taken at every break at once: a loop costs more, above all on an
-# accelerator, which asks the host before each of its rounds.
-_FEW = 32
+# Up to so many entries a program compares all pairs of them. A loop would cost more, above all on
+# an accelerator, which asks the host before each round.
+FEW = 64
+# Up to so many entries plain Python is faster than NumPy.
+_FEW_ON_HOST = 32
+
+
+def waterfill(v: Array, lower: Array, upper: Array, total: Array) -> Array:
+    """u = clip(v − τ, lower, upper) with τ such that Σ u = total.
+
+    u is the projection of v on {u : lower ≤ u ≤ upper, Σ u = total}, which must not be empty.
+    Bounds may be infinite. First it is decided which entries rest at a bound, then τ has a closed
+    form on the others. The result is exact up to rounding, and differentiable in both modes.
+    """
+    sides = _sides_of_few if v.size <= FEW else _sides
+    at_lower, at_upper = sides(*lax.stop_gradient((v, lower, upper, total)))
+    fixed = at_lower | at_upper
+    bound = lax.select(at_upper, upper, lower)
+    count = lax.max(jnp.sum(as_float(~fixed, v)), jnp.ones((), v.dtype))
+    level = lambda v: (jnp.sum(lax.select(fixed, bound, v)) - total) / count
+    # Far entries hide the digits of those near the level. Measured from a first level, they do not.
+    v = v - lax.stop_gradient(level(v))
+    return lax.select(fixed, bound, lax.clamp(lower, v - level(v), upper))
+
+
+def as_float(mask: Array, like: Array) -> Array:
+    """1 where the mask holds, else 0, in the dtype of `like`."""
+    return lax.convert_element_type(mask, like.dtype)
+
+
+def pairs(a: Array) -> tuple[Array, Array]:
+    """Two square matrices: one has a[i] in column i, the other a[j] in row j."""
+    square = (a.size, a.size)
+    return lax.broadcast_in_dim(a, square, (1,)), lax.broadcast_in_dim(a, square, (0,))
+
+
+def _sides_of_few(v: Array, lower: Array, upper: Array, total: Array) -> tuple[Array, Array]:
+    """Which entries rest at their lower and at their upper bounds, from all pairs of entries.
+
+    Entry j is at its upper bound if τ ≤ vⱼ − upperⱼ, that is, if the sum at this level is at most
+    `total`; likewise at its lower bound. Only differences of entries count, so that far ones do no
+    harm. A sum that is `total` up to rounding counts as equal: the entry then is at its bound.
+    """
+    (column, row), (low, low_row), (high, high_row) = map(pairs, (v, lower, upper))
+    apart = column - row
+    sum_at = lambda bound: jnp.sum(lax.clamp(low, apart + bound, high), axis=1)
+    slack = 8 * float(jnp.finfo(v.dtype).eps) * total
+    return sum_at(low_row) >= total - slack, sum_at(high_row) <= total + slack
 
 
 class _Search(NamedTuple):
@@ -25,86 +80,91 @@ class _Search(NamedTuple):
     steps: Array
 
 
-def waterfill(v: Array, lower: Array, upper: Array, total: Array) -> Array:
-    """u = clip(v − τ, lower, upper) with τ such that Σ u = total.
-
-    u is the projection of v on {u : lower ≤ u ≤ upper, Σ u = total}, which must not be empty.
-    Bounds may be infinite. The level τ is found by Newton's method on the piecewise linear sum,
-    kept in a bracket (for few entries, from the sum at each of its breaks), and then taken once
-    more from its closed form on the active set: exact up to rounding, a handful of passes over the
-    data, and differentiable in both modes.
-    """
-    # Far entries hide the digits of those near the level. So the level is sought twice: measured
-    # from the first answer, the entries that decide the second are exact.
-    w, low, high, sum_ = lax.stop_gradient((v, lower, upper, total))
-    w = w - (jnp.sum(w) - sum_) / w.size  # right if no bound held
-    level = _level_of_few if w.size <= _FEW else _level
-    for _ in range(2):
-        w = w - level(w, low, high, sum_)
-    w = w + (v - lax.stop_gradient(v))  # the numbers of w, the derivative of v
-    at_lower, at_upper = w <= lower, w >= upper
-    free = ~(at_lower | at_upper)
-    count = jnp.sum(free, dtype=v.dtype)
-    bound = jnp.where(at_lower, lower, jnp.where(at_upper, upper, 0))
-    rest = (jnp.sum(jnp.where(free, w, bound)) - total) / jnp.maximum(count, 1)
-    return jnp.clip(w - jnp.where(count > 0, rest, 0), lower, upper)
-
-
-def _level_of_few(v: Array, lower: Array, upper: Array, total: Array) -> Array:
-    """The same τ as `_level`, without a loop: the sum is linear between two breaks."""
-    inf = jnp.asarray(jnp.inf, v.dtype)
-    breaks = jnp.concatenate([v - upper, v - lower])
-    there = jnp.isfinite(breaks)
-    at = jnp.where(there, breaks, 0)
-    sum_at = lambda tau: jnp.sum(jnp.clip(v - tau, lower, upper))
-    sums = jax.vmap(sum_at)(at)
-    left = jnp.max(jnp.where(there & (sums >= total), breaks, -inf))
-    right = jnp.min(jnp.where(there & (sums <= total), breaks, inf))
-    anchor = jnp.where(jnp.isfinite(left), left, jnp.where(jnp.isfinite(right), right, 0))
-    # The slope is counted well inside, because a compiled program may round v twice, differently.
-    before, behind = anchor - 1 - jnp.abs(anchor), anchor + 1 + jnp.abs(anchor)
-    middle = jnp.where(jnp.isfinite(left), left, before) / 2
-    middle += jnp.where(jnp.isfinite(right), right, behind) / 2
-    slope = jnp.sum((v - upper < middle) & (v - lower > middle), dtype=v.dtype)
-    excess = sum_at(anchor) - total
-    tau = anchor + jnp.where(slope > 0, excess / jnp.maximum(slope, 1), 0)
-    return jnp.clip(tau, jnp.minimum(left, anchor), jnp.maximum(right, anchor))
+def _sides(v: Array, lower: Array, upper: Array, total: Array) -> tuple[Array, Array]:
+    """Which entries rest at their lower and at their upper bounds, from a search for τ."""
+    v = v - (jnp.sum(v) - total) / v.size  # right if no bound held
+    # The second search starts at the first answer: there, the entries that decide are exact.
+    v = lax.fori_loop(0, 2, lambda _, v: v - _level(v, lower, upper, total), v)
+    return v <= lower, v >= upper
 
 
 def _level(v: Array, lower: Array, upper: Array, total: Array) -> Array:
-    """τ with Σ clip(v − τ, lower, upper) = total, sought from 0."""
+    """τ by Newton's method on the sum, kept in a bracket and begun at 0."""
     inf = jnp.asarray(jnp.inf, v.dtype)
     eps = jnp.finfo(v.dtype).eps
     # As τ grows, an entry leaves its upper bound at v − upper and meets its lower one at v − lower.
     # Beyond the outermost of these the sum is linear, and one Newton step is exact.
     breaks = jnp.stack([v - upper, v - lower])
-    leftmost = jnp.min(jnp.where(jnp.isfinite(breaks), breaks, inf))
-    rightmost = jnp.max(jnp.where(jnp.isfinite(breaks), breaks, -inf))
+    leftmost = jnp.min(jnp.where(breaks > -inf, breaks, inf))
+    rightmost = jnp.max(jnp.where(breaks < inf, breaks, -inf))
 
     def advance(s: _Search) -> _Search:
         shifted = v - s.tau
-        excess = jnp.sum(jnp.clip(shifted, lower, upper)) - total
-        slope = jnp.sum((shifted > lower) & (shifted < upper), dtype=v.dtype)
-        low = jnp.where(excess > 0, s.tau, s.low)
-        high = jnp.where(excess < 0, s.tau, s.high)
-        newton = s.tau + excess / jnp.maximum(slope, 1)
+        excess = jnp.sum(lax.clamp(lower, shifted, upper)) - total
+        slope = jnp.sum(as_float((shifted > lower) & (shifted < upper), v))
+        above = excess > 0
+        low = lax.select(above, s.tau, s.low)
+        high = lax.select(excess < 0, s.tau, s.high)
+        newton = s.tau + excess / lax.max(slope, jnp.ones((), v.dtype))
         # Newton crawls where the sum is close to a staircase: halve the bracket unless it gains.
         middle = low / 2 + high / 2
-        outermost = jnp.where(excess > 0, rightmost, leftmost)
-        jump = jnp.where(jnp.isfinite(middle), middle, outermost)
+        jump = jnp.where(lax.is_finite(middle), middle, lax.select(above, rightmost, leftmost))
         gains = jnp.abs(excess) <= s.excess / 2
         trusted = (slope > 0) & (newton > low) & (newton < high) & gains
-        beyond = jnp.where(excess > 0, s.tau >= rightmost, s.tau <= leftmost)
-        tau = jnp.where(trusted | beyond, newton, jump)
+        beyond = lax.select(above, s.tau >= rightmost, s.tau <= leftmost)
+        tau = lax.select(trusted | beyond, newton, jump)
         # At the sum's end, or where rounding leaves the set empty, there is nowhere to go.
-        over = (excess == 0) | (beyond & (slope == 0)) | ~jnp.isfinite(tau)
-        tau = jnp.where(over, s.tau, tau)
-        still = jnp.abs(tau - s.tau) <= eps * jnp.abs(s.tau)
-        return _Search(tau, low, high, jnp.abs(excess), ~still, s.steps + 1)
+        over = (excess == 0) | (beyond & (slope == 0)) | ~lax.is_finite(tau)
+        tau = lax.select(over, s.tau, tau)
+        moving = jnp.abs(tau - s.tau) > eps * jnp.abs(s.tau)
+        return _Search(tau, low, high, jnp.abs(excess), moving, s.steps + 1)
 
     state = _Search(jnp.zeros_like(total), -inf, inf, inf, jnp.asarray(True), jnp.asarray(0))
     going = lambda s: s.moving & (s.steps < _MAX_ITERATIONS)
     return lax.while_loop(going, advance, state).tau
+
+
+def host_level(v: np.ndarray, cap: np.ndarray, rate: np.ndarray) -> float:
+    """τ with Σᵢ clip(rateᵢ·(vᵢ − τ), 0, capᵢ) = 1, in NumPy.
+
+    An entry leaves 0 as τ falls below vᵢ, and rests at its cap below vᵢ − capᵢ/rateᵢ.
+    """
+    rests = v - cap / rate
+    above, below = (_piece_of_few if len(v) <= _FEW_ON_HOST else _piece)(v, rests, rate)
+    # Exactly, now that it is known which entries are free; a sum of many pieces rounds.
+    middle = (above + below) / 2
+    free = (v > middle) & (rests < middle)
+    if not free.any():
+        return below
+    spare = 1 - cap[rests >= middle].sum()
+    return float((rate[free] @ v[free] - spare) / rate[free].sum())
+
+
+def _piece(leaves: np.ndarray, rests: np.ndarray, rate: np.ndarray) -> tuple[float, float]:
+    """The ends of the straight piece in which the sum is 1."""
+    ends = np.concatenate([leaves, rests])
+    order = np.argsort(-ends)
+    falling = ends[order]
+    slopes = np.cumsum(np.concatenate([rate, -rate])[order])
+    sums = np.cumsum(-np.diff(falling) * slopes[:-1])
+    piece = min(int(np.searchsorted(sums, 1.0)), len(sums) - 1)
+    return float(falling[piece]), float(falling[piece + 1])
+
+
+def _piece_of_few(leaves: np.ndarray, rests: np.ndarray, rate: np.ndarray) -> tuple[float, float]:
+    """The same without NumPy, which takes ten times as long for four entries."""
+    rates = rate.tolist()
+    ends = [*zip(leaves.tolist(), rates), *zip(rests.tolist(), [-r for r in rates])]
+    ends.sort(reverse=True)
+    total, slope = 0.0, 0.0
+    above = below = ends[0][0]
+    for end, change in ends:
+        above, below = below, end
+        total += (above - below) * slope
+        if total >= 1:
+            break
+        slope += change
+    return above, below
 
 
 def along_axis(function: Callable[..., Array], axis: int | None, *arrays: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array
 
 from bilevax.arguments import (
@@ -12,14 +13,26 @@ from bilevax.arguments import (
     finite,
     interval,
     non_negative,
-    one_number,
+    numbers,
     positive,
 )
 from bilevax.terms._term import LeafTerm, Number, Scalar, cast, concrete, parameter, scalar
-from bilevax.terms._waterfill import along_axis, waterfill
+from bilevax.terms._waterfill import FEW, along_axis, pairs, waterfill
 
 # A point lies in a set, or on its curved boundary, when it does up to this many roundings.
 ROUNDING = 64
+
+
+def close(x: Array, nearest: Array) -> Array:
+    """Whether x is `nearest` up to rounding, entry by entry; NaN is not."""
+    allowed = ROUNDING * float(jnp.finfo(x.dtype).eps)
+    return jnp.abs(x - nearest) <= allowed + allowed * jnp.abs(nearest)
+
+
+def zero_if(inside: Array, like: Array) -> Scalar:
+    """0 inside of a set and infinity outside."""
+    zero, infinity = (jnp.asarray(value, like.dtype) for value in (0.0, jnp.inf))
+    return lax.select(inside, zero, infinity)
 
 
 def indicator(x: Array, nearest: Array) -> Scalar:
@@ -27,14 +40,12 @@ def indicator(x: Array, nearest: Array) -> Scalar:
 
     Entry by entry, so that a large entry does not excuse a small one.
     """
-    allowed = ROUNDING * jnp.finfo(x.dtype).eps * (1 + jnp.abs(nearest))
-    inside = jnp.all(jnp.abs(x - nearest) <= allowed)
-    return jnp.where(inside, 0.0, jnp.inf).astype(x.dtype)
+    return zero_if(jnp.all(close(x, nearest)), x)
 
 
 def shortest(g: Array, low: Array, high: Array) -> Array:
     """The shortest vector of g + [low, high], entry by entry."""
-    return jnp.clip(jnp.zeros_like(g), g + low, g + high)
+    return lax.clamp(g + low, jnp.zeros_like(g), g + high)
 
 
 def safe_norm(x: Array, axis: int | None) -> Array:
@@ -44,9 +55,13 @@ def safe_norm(x: Array, axis: int | None) -> Array:
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
 
 
-def dot(a: Array, b: Array) -> Scalar:
-    """⟨a, b⟩ with 0·∞ = 0."""
-    return jnp.sum(jnp.where(a == 0, 0, a * jnp.where(a == 0, 0, b)))
+def positive_norm(x: Array, axis: int | None) -> Array:
+    """Norms along `axis`, kept as an axis of length one; one number for the whole array.
+
+    The norm of zero is a tiny number instead, with derivative 0: one may divide by it.
+    """
+    square = jnp.sum(x * x, axis=axis, keepdims=axis is not None)
+    return lax.sqrt(lax.max(square, jnp.full_like(square, jnp.finfo(x.dtype).tiny)))
 
 
 def row_count(x: Array, axis: int | None) -> int:
@@ -88,7 +103,7 @@ class ConvexSet(LeafTerm):
         return self.leaf_project(v)
 
     def leaf_conjugate(self, g: Array) -> Scalar:
-        return dot(g, self.leaf_linear_oracle(g))
+        return jnp.sum(g * self.leaf_linear_oracle(g))
 
     def leaf_supremum(self, like: Array) -> Scalar:
         return jnp.zeros((), like.dtype)
@@ -126,7 +141,8 @@ class Box(ConvexSet):
         return cast(self.lower, x), cast(self.upper, x)
 
     def leaf_project(self, v: Array) -> Array:
-        return jnp.clip(v, *self._bounds(v))
+        low, high = self._bounds(v)
+        return lax.clamp(low, v, high)
 
     def leaf_diameter(self, like: Array) -> Scalar:
         low, high = self._bounds(like)
@@ -134,11 +150,15 @@ class Box(ConvexSet):
 
     def leaf_linear_oracle(self, g: Array) -> Array:
         low, high = self._bounds(g)
-        return jnp.where(g > 0, high, jnp.where(g < 0, low, jnp.clip(jnp.zeros_like(g), low, high)))
+        zero = jnp.zeros_like(g)
+        return lax.select(g > zero, high, lax.select(g < zero, low, lax.clamp(low, zero, high)))
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
+        # The normal cone adds any number ≤ 0 at the lower bound and any ≥ 0 at the upper one.
         low, high = self._bounds(x)
-        return shortest(g, jnp.where(x <= low, -jnp.inf, 0), jnp.where(x >= high, jnp.inf, 0))
+        zero = jnp.zeros_like(g)
+        g = lax.select(x <= low, lax.min(g, zero), g)
+        return lax.select(x >= high, lax.max(g, zero), g)
 
     def leaf_check(self, x: Array) -> str | None:
         return check_broadcast(x, lower=self.lower, upper=self.upper)
@@ -158,7 +178,22 @@ def LInfBall(radius: Number) -> Box:
 class CappedSimplex(ConvexSet):
     """{x : 0 ≤ x ≤ cap, Σ x = total}: the truncated simplex, along `axis` or over the whole array.
 
-    With total 1 and cap = 1/(p·n) this weighs the worst p share of n losses.
+    `cap` is one number, or an array with a cap for each entry. An array must broadcast to the
+    block; where there is an `axis`, a vector holds the caps along it, the same for every row. With
+    total 1 and cap = 1/(p·n) this weighs the worst p share of n losses.
+
+    The support is max ⟨g, s⟩ = Σᵢ gᵢ·sᵢ with s filled in the order of falling g: each entry takes
+    its cap until `total` is used up.
+
+    The diameter D is exact for one number, where D² = Σᵢ (aᵢ − aₙ₊₁₋ᵢ)² for the vertex
+    a = (cap, …, cap, rest, 0, …, 0). For unequal caps c (cut at total) the exact D is as hard to find
+    as an answer to the partition problem, and `diameter` is the smaller of two upper bounds on it:
+
+    - that of the larger set in which every entry has the largest cap (exact if all are equal);
+    - D² ≤ Σᵢ bᵢ², where b fills the largest caps first, up to the sum 2·min(total, Σ c − total).
+      For d = u − v has |d| ≤ c, and its positive part adds up to s, as does its negative part. Then
+      s ≤ total, and min(u, v) = u − d⁺ ≤ c − |d| adds up to total − s, so that s ≤ Σ c − total. The
+      vector b weakly majorises every such |d|, and the sum of squares grows with that order.
     """
 
     cap: Number = eqx.field(converter=parameter)
@@ -166,63 +201,117 @@ class CappedSimplex(ConvexSet):
     axis: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        cap = one_number(self.cap, "CappedSimplex: cap")
-        if cap is not None and not cap > 0:
-            raise ValueError(f"CappedSimplex: cap must be > 0, not {self.cap}")
+        cap = numbers(self.cap, "CappedSimplex: cap")
+        if cap is not None and not (cap > 0 if cap.ndim == 0 else cap >= 0).all():
+            least = "> 0" if cap.ndim == 0 else "≥ 0 everywhere"
+            raise ValueError(f"CappedSimplex: cap must be {least}, not {self.cap}")
         positive(self.total, "CappedSimplex: total")
         axis_or_none(self.axis, "CappedSimplex")
 
-    def _project_row(self, v: Array) -> Array:
-        # On a grid of floats the sum of the entries' caps can miss `total` by rounding; the level
-        # search then ends at the nearest level, which is the right answer there too.
-        cap, total = scalar(self.cap, v), scalar(self.total, v)
-        return waterfill(v, jnp.zeros_like(v), jnp.broadcast_to(cap, v.shape), total)
+    def _aligned(self, ndim: int) -> Number:
+        """The caps, with those along `axis` on the axis of a block of `ndim` axes."""
+        if self.axis is None or np.ndim(self.cap) != 1:
+            return self.cap
+        return self.cap.reshape([-1 if i == self.axis % ndim else 1 for i in range(ndim)])
 
-    def _vertex(self, length: int, like: Array) -> Array:
-        """The entries of a vertex, largest first: full caps, then what remains."""
-        total = scalar(self.total, like)
-        cap = jnp.minimum(scalar(self.cap, like), total)  # an infinite cap never binds
-        return jnp.clip(total - cap * jnp.arange(length, dtype=like.dtype), 0, cap)
+    def _caps(self, like: Array) -> Array:
+        """The caps in the shape of a block."""
+        return cast(self._aligned(like.ndim), like)
 
     def leaf_project(self, v: Array) -> Array:
-        return along_axis(self._project_row, self.axis, v)
+        # On a grid of floats the sum of the entries' caps can miss `total` by rounding; the level
+        # search then ends at the nearest level, which is the right answer there too.
+        total = scalar(self.total, v)
+        row = lambda v, cap: waterfill(v, jnp.zeros_like(v), cap, total)
+        return along_axis(row, self.axis, v, self._caps(v))
+
+    def leaf_value(self, x: Array) -> Scalar:
+        # The sum may be off by as much as rounding makes it, of many entries more than of few.
+        total = scalar(self.total, x)
+        allowed = ROUNDING * float(jnp.finfo(x.dtype).eps) * row_length(x, self.axis) ** 0.5
+        excess = jnp.abs(jnp.sum(x, axis=self.axis) - total)
+        inside = close(x, lax.clamp(jnp.zeros_like(x), x, self._caps(x)))
+        adds_up = jnp.all(excess <= allowed + allowed * total)
+        return zero_if(jnp.all(inside) & adds_up, x)
+
+    def _filled(self, caps: Array, total: Array) -> Array:
+        """Entries that take their caps, in this order, until `total` is used up."""
+        before = jnp.concatenate([jnp.zeros_like(caps[:1]), jnp.cumsum(caps)[:-1]])
+        return jnp.clip(total - before, 0, caps)
+
+    def _vertex(self, length: int, cap: Array, total: Array) -> Array:
+        """The entries of a vertex for equal caps, largest first: full caps, then what remains."""
+        return jnp.clip(total - cap * jnp.arange(length, dtype=cap.dtype), 0, cap)
 
     def leaf_diameter(self, like: Array) -> Scalar:
-        # Vertices are rearrangements of one vector, so the farthest pair is sorted oppositely.
-        vertex = self._vertex(row_length(like, self.axis), like)
-        rows = row_count(like, self.axis)
-        return jnp.sqrt(rows * jnp.sum((vertex - vertex[::-1]) ** 2))
+        total, length = scalar(self.total, like), row_length(like, self.axis)
+
+        def equal(cap: Array) -> Array:
+            # Vertices are rearrangements of one vector, so the farthest pair is sorted oppositely.
+            vertex = self._vertex(length, cap, total)
+            return jnp.sum((vertex - vertex[::-1]) ** 2)
+
+        if jnp.ndim(self.cap) == 0:
+            rows = row_count(like, self.axis)
+            return jnp.sqrt(rows * equal(jnp.minimum(scalar(self.cap, like), total)))
+
+        def row(caps: Array) -> Array:
+            caps = -jnp.sort(-jnp.minimum(caps, total))
+            spread = 2 * jnp.minimum(total, jnp.sum(caps) - total)
+            filled = self._filled(caps, jnp.maximum(spread, 0))
+            square = jnp.minimum(equal(caps[0]), jnp.sum(filled**2))
+            return jnp.zeros_like(caps).at[0].set(square)
+
+        return jnp.sqrt(jnp.sum(along_axis(row, self.axis, self._caps(like))))
 
     def leaf_linear_oracle(self, g: Array) -> Array:
-        def row(g: Array) -> Array:
-            order = jnp.argsort(-g)
-            return jnp.zeros_like(g).at[order].set(self._vertex(g.size, g))
+        total = scalar(self.total, g)
 
-        return along_axis(row, self.axis, g)
+        def row(g: Array, caps: Array) -> Array:
+            caps = lax.min(caps, lax.broadcast(total, caps.shape))  # an infinite cap never binds
+            if g.size <= FEW:
+                (column, line), (cap, _) = pairs(g), pairs(caps)
+                first = np.tri(g.size, k=-1, dtype=bool)  # of equal entries
+                ahead = (column > line) | ((column == line) & first)
+                before = jnp.sum(lax.select(ahead, cap, jnp.zeros_like(cap)), axis=1)
+                return lax.clamp(jnp.zeros_like(g), total - before, caps)
+            order = jnp.argsort(-g)
+            if jnp.ndim(self.cap) == 0:
+                filled = self._vertex(g.size, caps[0], total)
+            else:
+                filled = self._filled(caps[order], total)
+            return jnp.zeros_like(g).at[order].set(filled)
+
+        return along_axis(row, self.axis, g, self._caps(g))
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
         # dist(−g, N(x)) is the length of −g projected on the tangent cone
         # {d : Σ d = 0, d ≥ 0 where x = 0, d ≤ 0 where x = cap}.
-        def row(x: Array, g: Array) -> Array:
-            lower = jnp.where(x <= 0, 0, -jnp.inf).astype(x.dtype)
-            upper = jnp.where(x >= scalar(self.cap, x), 0, jnp.inf).astype(x.dtype)
+        def row(x: Array, g: Array, caps: Array) -> Array:
+            zero, inf = jnp.zeros_like(x), jnp.full_like(x, jnp.inf)
+            lower = lax.select(x <= zero, zero, -inf)
+            upper = lax.select(x >= caps, zero, inf)
             return -waterfill(-g, lower, upper, jnp.zeros((), x.dtype))
 
-        return along_axis(row, self.axis, x, g)
+        return along_axis(row, self.axis, x, g, self._caps(x))
 
     def leaf_check(self, x: Array) -> str | None:
-        wrong = check_axis(x, self.axis)
+        wrong = check_axis(x, self.axis) or check_broadcast(x, cap=self._aligned(jnp.ndim(x)))
         if wrong or not (concrete(self.cap) and concrete(self.total)):
             return wrong
         length = row_length(x, self.axis)
         if length == 0:
             return "is empty: it has no entries, and none cannot add up to anything"
-        if length * float(self.cap) < float(self.total) * (1 - 1e-6):
+        caps = np.broadcast_to(np.asarray(self._aligned(jnp.ndim(x))), jnp.shape(x))
+        most, total = float(caps.sum(axis=self.axis).min()), float(self.total)
+        if most >= total * (1 - 1e-6):
+            return None
+        if np.ndim(self.cap) == 0:
             return (
                 f"is empty: {length} entries of at most {self.cap} cannot add up to {self.total}; "
                 f"cap must be at least total/{length}"
             )
-        return None
+        return f"is empty: the caps add up to {most:g} only, less than the total of {total:g}"
 
 
 def Simplex(total: Number = 1.0, axis: int | None = None) -> CappedSimplex:
@@ -244,33 +333,40 @@ class L2Ball(ConvexSet):
 
     def _from_center(self, x: Array) -> tuple[Array, Array, Array]:
         offset = x - cast(self.center, x)
-        return offset, safe_norm(offset, self.axis), scalar(self.radius, x)
+        return offset, positive_norm(offset, self.axis), scalar(self.radius, x)
 
     def leaf_project(self, v: Array) -> Array:
         offset, norm, radius = self._from_center(v)
+        shrunk = cast(self.center, v) + offset * (radius / norm)
         outside = norm > radius
-        shrunk = cast(self.center, v) + offset * (radius / jnp.where(outside, norm, 1))
-        return jnp.where(outside, shrunk, v)
+        return lax.select(jnp.broadcast_to(outside, v.shape), shrunk, v)
 
     def leaf_diameter(self, like: Array) -> Scalar:
         rows = jnp.asarray(row_count(like, self.axis), like.dtype)
         return 2 * scalar(self.radius, like) * jnp.sqrt(rows)
 
     def leaf_linear_oracle(self, g: Array) -> Array:
-        norm = safe_norm(g, self.axis)
-        return cast(self.center, g) + scalar(self.radius, g) * g / jnp.where(norm == 0, 1, norm)
+        norm = positive_norm(g, self.axis)
+        return cast(self.center, g) + g * (scalar(self.radius, g) / norm)
+
+    def leaf_conjugate(self, g: Array) -> Scalar:
+        length = jnp.sum(positive_norm(g, self.axis))
+        return jnp.sum(g * cast(self.center, g)) + scalar(self.radius, g) * length
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
         # On the boundary the normal cone is the ray outwards: drop g's inward part.
         offset, norm, radius = self._from_center(x)
-        unit = offset / jnp.where(norm == 0, 1, norm)
+        unit = offset / norm
         # A centre far from the origin costs digits of the offset.
-        length = row_length(x, self.axis) ** 0.5
-        far = 2 * length * jnp.max(jnp.abs(cast(self.center, x)), initial=0)
-        boundary = norm >= radius - jnp.finfo(x.dtype).eps * (ROUNDING * radius + far)
-        along = jnp.sum(g * unit, axis=self.axis, keepdims=True)
-        inside = jnp.where(boundary, g - jnp.minimum(along, 0) * unit, g)
-        return jnp.where(radius == 0, 0, inside)
+        eps = float(jnp.finfo(x.dtype).eps)
+        center = jnp.abs(jnp.asarray(self.center, x.dtype))
+        center = center if center.ndim == 0 else jnp.max(center, initial=0)
+        far = 2 * eps * row_length(x, self.axis) ** 0.5 * center
+        boundary = norm >= radius * (1 - ROUNDING * eps) - far
+        along = jnp.sum(g * unit, axis=self.axis, keepdims=self.axis is not None)
+        inward = lax.select(boundary, lax.min(along, jnp.zeros_like(along)), jnp.zeros_like(along))
+        zero = lax.broadcast(radius == 0, x.shape)  # the normal cone of a point is everything
+        return lax.select(zero, jnp.zeros_like(g), g - inward * unit)
 
     def leaf_check(self, x: Array) -> str | None:
         wrong = check_axis(x, self.axis) or check_broadcast(x, center=self.center)

@@ -11,6 +11,7 @@ import pytest
 
 from bilevax import solve
 from bilevax.bench import linear as bench
+from bilevax.bench import runs
 from bilevax.cli import main
 from bilevax.problems import library, linear
 from bilevax.solvers import Adaptive
@@ -153,7 +154,7 @@ def test_the_table_is_aligned_and_explains_itself(shown):
 def test_the_table_marks_what_is_not_proven_unknown_or_refused(shown):
     known, other = shown.records[0], shown.records[2]
     unproven = dataclasses.replace(known, optimum_proven=False)
-    refused = bench.Record(30, 30, 1, "x", "fop", sentence="no Slater point")
+    refused = bench.LinearRun(30, 30, 1, "x", "fop", sentence="no Slater point")
     text = bench.table([unproven, other, refused])
     assert f"{known.optimum:.4f}*" in text
     assert "not proven" in text
@@ -179,7 +180,7 @@ def test_json_holds_records_curves_command_and_versions(shown, folder):
 
 
 def test_json_has_null_for_what_is_not_finite(folder):
-    record = bench.Record(2, 2, 1, "0", "smo", lower_gap=np.inf, repaired_objective=np.inf)
+    record = bench.LinearRun(2, 2, 1, "0", "smo", lower_gap=np.inf, repaired_objective=np.inf)
     path = folder / "inf.json"
     bench.write(path, bench.Results((record,), None, True), bench.Settings())
     content = json.loads(path.read_text())
@@ -194,7 +195,7 @@ def test_the_plot_is_a_picture(shown, folder):
 
 
 def test_the_figure_shows_the_papers_size_or_the_largest():
-    case = lambda n, name: bench._Case(name, linear.generate(n, n, 1, 0))
+    case = lambda n, name: bench.Case(name, linear.generate(n, n, 1, 0))
     cases = [case(400, "a"), case(400, "b"), case(420, "c")]
     assert bench._shown(cases) is cases[0]
     assert bench._shown([case(3, "a"), case(5, "b"), case(4, "c")]).name == "b"
@@ -220,7 +221,7 @@ def test_loaded_problems_replace_drawn_ones(capsys, tmp_path):
 
 
 def test_an_interruption_keeps_what_was_done(capsys, tmp_path, monkeypatch):
-    true_solve, calls = bench.solve, []
+    true_solve, calls = runs.solve, []
 
     def interrupted(*args, **options):
         calls.append(args)
@@ -228,7 +229,7 @@ def test_an_interruption_keeps_what_was_done(capsys, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return true_solve(*args, **options)
 
-    monkeypatch.setattr(bench, "solve", interrupted)
+    monkeypatch.setattr(runs, "solve", interrupted)
     out = tmp_path / "out.json"
     options = ("--instances", "2", "--methods", "adaptive", "--max-seconds", "0.3")
     code, text, _ = run(capsys, "--sizes", "40", *options, "--json", str(out))
@@ -243,7 +244,7 @@ def test_a_method_that_refuses_is_a_result(monkeypatch):
     def refuse(*args, **options):
         raise ValueError("no Slater point")
 
-    monkeypatch.setattr(bench, "solve", refuse)
+    monkeypatch.setattr(runs, "solve", refuse)
     settings = bench.Settings(sizes=(40,), instances=1, methods=("adaptive",))
     (record,) = bench.experiment(settings, progress=False).records
     assert record.status == "refused"
@@ -271,7 +272,7 @@ def test_a_method_that_refuses_is_a_result(monkeypatch):
     ],
 )
 def test_bad_input_is_refused_before_the_run(capsys, monkeypatch, args, named):
-    monkeypatch.setattr(bench, "solve", lambda *_, **__: pytest.fail("the run began"))
+    monkeypatch.setattr(runs, "solve", lambda *_, **__: pytest.fail("the run began"))
     code, _, err = run(capsys, *args)
     assert code == 2
     assert named in err

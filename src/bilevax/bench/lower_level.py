@@ -1,7 +1,7 @@
-"""The lower level solved anew at a given x, by other means than the solvers under test.
+"""The lower level solved again at a given x, without bilevax.
 
-A method that claims to have solved a bilevel problem may stand at a point where y is not optimal
-for its x. Whether it is, is decided here with SciPy, from derivatives that do not come from JAX.
+Whether the y of an answer is optimal for its x is decided here with SciPy, from derivatives that do
+not come from JAX.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class LowerGap:
 def lower_gap(record: Record, x: np.ndarray, y: np.ndarray, *, relax: float = 0.0) -> LowerGap:
     """How far (x, y) is from solving the lower level at x, and how far from feasible.
 
-    `relax` as in `resolve`, for points whose x is feasible only up to rounding.
+    `relax` as in `lower_solution`, for points whose x is feasible only up to rounding.
     """
     x, y = _vector(x, record.n_x, "x"), _vector(y, record.n_y, "y")
-    solution = resolve(record, x, y, relax=relax)
+    solution = lower_solution(record, x, y, relax=relax)
     solved = bool(np.isfinite(solution.value))
     return LowerGap(
         gap=float(record.lower(x, y)) - solution.value if solved else np.inf,
@@ -139,15 +139,15 @@ def clipped(bounds: np.ndarray, far: float = FAR) -> np.ndarray:
     return np.stack([low, high], axis=1)
 
 
-def resolve(
+def lower_solution(
     record: Record, x: np.ndarray, y: np.ndarray | None = None, *, relax: float = 0.0
 ) -> LowerSolution:
-    """Minimise f(x, ·) over the lower level's constraints and, where they are its, the y bounds.
+    """Minimise f(x, ·) under the lower level's constraints and, if they are its own, bounds on y.
 
-    Affine in y: a linear program. Convex: descent by SLSQP, and from below the linear program of
-    all linearisations seen, whose value no feasible y can beat; the two must meet. Otherwise SLSQP
-    from many starts, which proves nothing. Where the lower level turns out infeasible, it is
-    solved again with constraints, other than bounds, that may be exceeded by `relax`.
+    If it is affine in y, this is a linear program. If it is convex, SLSQP descends to a value, and
+    the linear program of all linearisations bounds it from below; the two must meet. Otherwise
+    SLSQP runs from many starts, which proves nothing. If the lower level is infeasible, it is
+    solved again with constraints, other than bounds, relaxed by `relax`.
     """
     x = _vector(x, record.n_x, "x")
     level = _Level(record, x, 0.0)

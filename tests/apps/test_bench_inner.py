@@ -11,7 +11,7 @@ import pytest
 import bilevax as bx
 from bilevax.solvers.curvature import X2
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 inner = pytest.importorskip("inner")
 
 

@@ -1,4 +1,4 @@
-"""A call in a process of its own: its peak of memory is its own, and it can be ended."""
+"""A call in a process of its own, whose peak of memory is its own and which can be ended."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 import jax
 
 
-def apart(call: Callable[..., Any], *arguments: Any, limit: float | None = None) -> Any:
-    """`call(*arguments)` in a fresh process, with the precision of this one.
+def isolated(call: Callable[..., Any], *arguments: Any, limit: float | None = None) -> Any:
+    """`call(*arguments)` in a new process, with the float precision of this one.
 
-    Raises RuntimeError where the call raised anything, where its process died, as it does of too
-    little memory, and where it gave no answer within `limit` seconds. Ctrl-C ends it at once.
+    Raises RuntimeError if the call raises an error, if its process dies, as it does when memory
+    runs out, or if there is no answer within `limit` seconds. Ctrl-C ends the process at once.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     given = (sender, jax.config.read("jax_enable_x64"), call, arguments)
     process = context.Process(target=_answer, args=given, daemon=True)
     process.start()
-    sender.close()  # the process has the only other end now, and its death is an end of file
+    sender.close()  # now only the process has this end, so its death is an end of file
     try:
         if not receiver.poll(limit):
             raise RuntimeError(f"no answer after {limit:g} seconds")
@@ -42,19 +42,19 @@ def apart(call: Callable[..., Any], *arguments: Any, limit: float | None = None)
 
 
 def _answer(sender: Connection, x64: bool, call: Callable[..., Any], arguments: tuple) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits handles Ctrl-C
     jax.config.update("jax_enable_x64", x64)
     try:
         answer = call(*arguments)
-    except Exception as error:  # of any type, which need not be one that can be sent
+    except Exception as error:  # its type may be one that cannot be sent
         answer = RuntimeError(f"{type(error).__name__}: {error}")
     sender.send(answer)
 
 
 def peak_memory() -> int | None:
-    """The most bytes of memory that this process has held at once; None where none can say.
+    """The most bytes of memory that this process has held at once; None where it is not known.
 
-    Linux lets a process inherit `ru_maxrss` from the one that started it, so that is not asked.
+    On Linux this is not `ru_maxrss`, which a process inherits from the one that started it.
     """
     if sys.platform == "darwin":
         import resource

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bilevax.bench import growth, sparse
-from bilevax.bench.apart import apart, peak_memory
+from bilevax.bench import growth, runs, sparse
+from bilevax.bench.isolation import isolated, peak_memory
 from bilevax.cli import main
 from bilevax.problems import linear
 from bilevax.problems.library import linear_problem
@@ -20,7 +20,7 @@ from bilevax.problems.library import linear_problem
 @pytest.fixture
 def here(monkeypatch):
     """Calls in this process, whose compiled programs are there already."""
-    monkeypatch.setattr(growth, "apart", lambda call, *arguments, limit=None: call(*arguments))
+    monkeypatch.setattr(growth, "isolated", lambda call, *arguments, limit=None: call(*arguments))
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,11 @@ def shown(folder):
 
     HiGHS has its own process; Adaptive has not, on sparse data, and fails on dense ones.
     """
-    true_apart = growth.apart
+    true_isolated = growth.isolated
 
     def own(call, *arguments, limit=None):
         if call is growth.milp:
-            return true_apart(call, *arguments, limit=limit)
+            return true_isolated(call, *arguments, limit=limit)
         if "dense" in arguments:
             raise RuntimeError("its process died with code -9")
         return call(*arguments)
@@ -58,7 +58,7 @@ def shown(folder):
         plot=folder / "out.png",
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(growth, "apart", own)
+        patch.setattr(growth, "isolated", own)
         return growth.experiment(settings, progress=False)
 
 
@@ -67,51 +67,6 @@ def run(capsys, *args):
         main(["bench", "growth", *args])
     shown = capsys.readouterr()
     return stopped.value.code or 0, shown.out, shown.err
-
-
-def epsilon_run(tolerance, gradients, certified=True):
-    status = "certified" if certified else "budget spent"
-    return growth.EpsilonRun(
-        method="adaptive", seed=0, tolerance=tolerance, gradients=gradients, status=status
-    )
-
-
-def exact_run(n, seconds, milp_seconds, compile_seconds=0.0, status="certified", proven=True):
-    fields = {"compile_seconds": compile_seconds, "setup_seconds": 0.0, "status": status}
-    fields |= {"milp_seconds": milp_seconds, "milp_proven": proven}
-    return growth.ExactRun(n=n, seconds=seconds, **fields)
-
-
-def test_the_fit_finds_a_known_power_law():
-    tolerances = [0.1, 0.01, 0.001, 0.0001]
-    runs = [epsilon_run(t, round(1000 * t**-1.5)) for t in tolerances]
-    # What did not certify says nothing about the gradients that it would take.
-    found = growth.fit("adaptive", [*runs, epsilon_run(1e-5, 7, certified=False)])
-    assert found.exponent == pytest.approx(1.5, abs=1e-4)
-    assert found.factor == pytest.approx(1000, rel=1e-3)
-    assert (found.runs, found.all_runs) == (4, 5)
-
-
-def test_no_fit_through_fewer_than_two_tolerances():
-    runs = [epsilon_run(0.1, 100), epsilon_run(0.1, 200), epsilon_run(0.01, 1, certified=False)]
-    found = growth.fit("adaptive", runs)
-    assert found.exponent is None
-    assert (found.runs, found.all_runs) == (2, 3)
-    assert growth.fit("smo", []).exponent is None
-
-
-def test_faster_from_means_from_there_on():
-    runs = [exact_run(100, 1, 2), exact_run(200, 3, 2), exact_run(300, 3, 9), exact_run(500, 3, 30)]
-    results = growth.Results({"exact": runs})
-    assert results.faster_from() == 300
-    slow = [exact_run(100, 1, 9, compile_seconds=10), exact_run(200, 1, 20, compile_seconds=10)]
-    assert growth.Results({"exact": slow}).faster_from() == 100
-    assert growth.Results({"exact": slow}).faster_from(whole_call=True) == 200
-    spent = [exact_run(100, 1, 2), exact_run(200, 1, 9, status="budget spent")]
-    assert growth.Results({"exact": spent}).faster_from() is None
-    neither = [exact_run(100, 1, 2), exact_run(200, 9, 9, status="budget spent", proven=False)]
-    assert growth.Results({"exact": neither}).faster_from() == 100
-    assert growth.Results({}).faster_from() is None
 
 
 def test_every_run_is_recorded(shown):
@@ -160,23 +115,13 @@ def test_json_holds_all_runs_and_the_command(shown, folder):
     assert "--tolerances 0.1 0.01 --n 40 --instances 2" in command
     assert "--exact-seconds 20.0" in command
     assert content["interrupted"] is False
-    for part, runs in shown.runs.items():
-        assert content[part]["runs"] == [dataclasses.asdict(one) for one in runs]
+    for part, own in shown.runs.items():
+        assert content[part]["runs"] == [dataclasses.asdict(one) for one in own]
     assert content["epsilon"]["fits"] == [dataclasses.asdict(one) for one in shown.fits]
     assert content["exact"]["faster_from"] == shown.faster_from()
 
 
-def test_the_command_names_the_options_of_its_parts_alone():
-    command = growth.Settings(parts=("size",), sizes=(40,)).command
-    assert command == (
-        "bilevax bench growth --parts size --sizes 40 --density 0.01 --size-seconds 120.0 --seed 0"
-    )
-
-
 def test_the_plot_is_a_picture(shown, folder):
-    missed = growth.Results({"epsilon": [epsilon_run(0.1, 5, certified=False)]})
-    growth.plot(missed, folder / "missed.svg")
-    assert "not certified" in (folder / "missed.svg").read_text()
     assert (folder / "out.png").read_bytes()[:4] == b"\x89PNG"
     assert (folder / "out.png").stat().st_size > 20_000
 
@@ -190,8 +135,6 @@ def test_the_tables_say_what_was_and_was_not_reached(shown):
     assert "sparse" in text
     assert "rel. difference" in text
     assert "Adaptive is faster than HiGHS on the MILP" in text
-    none = growth.Results({"epsilon": [epsilon_run(0.1, 5, certified=False)]})
-    assert "no exponent" in growth.table(none)
 
 
 def test_sparse_problems_follow_the_law_of_dense_ones():
@@ -219,28 +162,25 @@ def test_sparse_and_dense_data_state_the_same_problem():
         np.testing.assert_allclose(left, right, atol=1e-15)
 
 
-def test_apart_is_another_process():
-    assert apart(os.getpid) != os.getpid()
-    assert peak_memory() > 0
-
-
-def test_apart_tells_how_a_call_failed():
+def test_a_call_in_another_process_says_how_it_failed():
+    """That it answers, the fixture `shown` tests; `os._exit` would end this process."""
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        apart(divmod, 1, 0)
+        isolated(divmod, 1, 0)
     with pytest.raises(RuntimeError, match="died with code 3"):
-        apart(os._exit, 3)
+        isolated(os._exit, 3)
     begun = time.perf_counter()
     with pytest.raises(RuntimeError, match=r"no answer after 0\.1 seconds"):
-        apart(time.sleep, 60, limit=0.1)
+        isolated(time.sleep, 60, limit=0.1)
     assert time.perf_counter() - begun < 30
+    assert peak_memory() > 0
 
 
 def test_what_fails_is_a_record(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("its process died with code -9")
 
-    monkeypatch.setattr(growth, "apart", fail)
-    monkeypatch.setattr(growth, "solve", fail)
+    monkeypatch.setattr(growth, "isolated", fail)
+    monkeypatch.setattr(runs, "solve", fail)
     settings = growth.Settings(parts=("size", "exact"), sizes=(40,), exact_sizes=(40,))
     results = growth.experiment(settings, progress=False)
     assert [one.status for one in results.runs["size"]] == ["refused", "refused"]
@@ -252,7 +192,7 @@ def test_what_fails_is_a_record(monkeypatch):
 
 
 def test_an_interruption_keeps_what_was_done(capsys, tmp_path, monkeypatch, here):
-    true_solve, calls = growth.solve, []
+    true_solve, calls = runs.solve, []
 
     def interrupted(*args, **options):
         calls.append(args)
@@ -260,7 +200,7 @@ def test_an_interruption_keeps_what_was_done(capsys, tmp_path, monkeypatch, here
             raise KeyboardInterrupt
         return true_solve(*args, **options)
 
-    monkeypatch.setattr(growth, "solve", interrupted)
+    monkeypatch.setattr(runs, "solve", interrupted)
     out, figure = tmp_path / "out.json", tmp_path / "out.png"
     options = ("--parts", "epsilon", "size", "--methods", "adaptive", "--n", "40")
     code, text, _ = run(capsys, *options, "--json", str(out), "--plot", str(figure))
@@ -298,8 +238,8 @@ def test_an_interruption_keeps_what_was_done(capsys, tmp_path, monkeypatch, here
     ],
 )
 def test_bad_input_is_refused_before_the_run(capsys, monkeypatch, args, named):
-    for name in ("solve", "apart"):
-        monkeypatch.setattr(growth, name, lambda *_, **__: pytest.fail("the run began"))
+    for module, name in ((runs, "solve"), (growth, "isolated")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("the run began"))
     code, _, err = run(capsys, *args)
     assert code == 2
     assert named in err

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bilevax.bench import suite
+from bilevax.bench import runs, suite
 from bilevax.bench.records import load
 from bilevax.cli import main
 from bilevax.driver.solution import Status
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "basblib.json"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "basblib.json"
 
 # y = min(x, ½) below; above (x − 1)² + (y − 1)² is least at x = 1, y = ½: F = ¼.
 CLIPPED = {
@@ -95,7 +95,7 @@ def test_the_command_prints_and_saves(file, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 0
-    assert "refused" in capsys.readouterr().out
+    assert "Refused: hopeless" in capsys.readouterr().out
     saved = json.loads(path.read_text())
     assert saved["outcomes"][0]["name"] == "hopeless"
     assert "bench suite" in saved["command"]
@@ -108,7 +108,7 @@ def test_ctrl_c_ends_the_run_and_keeps_what_there_is(file, tmp_path, capsys, mon
     monkeypatch.setattr(suite, "chosen", lambda settings: load(file)[:1] * 2)
     first = iter([outcomes["clipped"]])
     run = suite.run
-    monkeypatch.setattr(suite, "solve", lambda *_, **__: stopped)
+    monkeypatch.setattr(runs, "solve", lambda *_, **__: stopped)
     monkeypatch.setattr(suite, "run", lambda r, s: next(first, None) or run(r, s))
     with pytest.raises(SystemExit) as end:
         main(["bench", "suite", str(file), "--json", str(path)])
