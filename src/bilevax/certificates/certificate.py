@@ -28,6 +28,10 @@ class Certificate(abc.ABC):
         """What else is worth knowing, by name; not part of ε."""
         return {}
 
+    def advice(self, line: str) -> tuple[str, str]:
+        """A line in the words of a sentence, and what to try where it stays too large."""
+        return line, "look at problem.check(start)"
+
     @property
     def epsilon(self) -> float:
         """The least ε for which this certifies the point."""

@@ -54,6 +54,11 @@ class ConstrainedKKTCertificate(Certificate):
     def notes(self) -> dict[str, float]:
         return {"rho": self.rho, "objective": self.objective}
 
+    def advice(self, line: str) -> tuple[str, str]:
+        if line == "lower_gap":
+            return "the lower-level gap", "a larger rho"
+        return super().advice(line)
+
     @property
     def gap(self) -> float:
         """The lower-level gap, by the name that every bilevel certificate has."""

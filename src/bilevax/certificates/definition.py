@@ -83,25 +83,35 @@ def definition_of(problem: Form) -> Definition:
     return found
 
 
+# Two programs, so that a point gets the same lines, bit for bit, whether sizes are asked for or not.
 @quick
-def _measured(
-    definition: Definition, problem: Form, point: Point, sizes: bool
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    lines = definition.residuals(problem, point)
-    return lines, definition.sizes(problem, point) if sizes else {}
+def _lines(definition: Definition, problem: Form, point: Point) -> dict[str, Array]:
+    return definition.residuals(problem, point)
+
+
+@quick
+def _sizes(definition: Definition, problem: Form, point: Point) -> dict[str, Array]:
+    return definition.sizes(problem, point)
 
 
 def judge(problem: Form, point: Point, *, sizes: bool = False) -> Certificate:
     """The certificate of a point that has all its witnesses; with `sizes`, those of its lines."""
     definition = definition_of(problem)
-    measured = jax.device_get(_measured(definition, problem, point, sizes))
+    measured = jax.device_get(
+        (
+            _lines(definition, problem, point),
+            _sizes(definition, problem, point) if sizes else {},
+        )
+    )
     lines, found = ({name: float(v) for name, v in part.items()} for part in measured)
     return definition.certificate(**lines, sizes=found)
 
 
 def compile_judge(problem: Form, point: Any, sizes: bool) -> None:
-    """Compile the program of `judge` for a point of these shapes."""
-    _measured.ahead(definition_of(problem), problem, point, sizes).result()
+    """Compile the programs of `judge` for a point of these shapes."""
+    programs = [_lines, _sizes] if sizes else [_lines]
+    for compiled in [p.ahead(definition_of(problem), problem, point) for p in programs]:
+        compiled.result()
 
 
 @quick

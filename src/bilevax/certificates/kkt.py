@@ -43,6 +43,11 @@ class KKTCertificate(Certificate):
     def notes(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in ("gap_below", "rho", "objective")}
 
+    def advice(self, line: str) -> tuple[str, str]:
+        if line == "gap":
+            return "the lower-level gap", "a larger rho"
+        return super().advice(line)
+
 
 class KKT(Definition):
     """`def:epsilon_KKT`: some ρ > 0 and (x2, z1, z2) with every line at most ε.

@@ -69,6 +69,9 @@ class SampledCertificate(Certificate):
         known = {"estimated_epsilon": self.estimate.epsilon, "confidence": self.confidence}
         return known | {"batches": float(self.batches)} | self.estimate.notes()
 
+    def advice(self, line: str) -> tuple[str, str]:
+        return self.estimate.advice(line)
+
     def interval(self, name: str) -> tuple[float, float]:
         """Where a line lies with that probability."""
         value, radius = self.estimate.lines()[name], self.radii[name]

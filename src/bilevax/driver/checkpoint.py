@@ -120,10 +120,14 @@ def load(path: str | Path, like: Callable[[bool], RunState]) -> RunState:
         found = eqx.tree_deserialise_leaves(io.BytesIO(rest), arrays)
     except (RuntimeError, EOFError):
         raise damaged from None
-    # Back to the devices where a run has them.
-    put = lambda new, old: jax.device_put(new, old.sharding) if isinstance(old, jax.Array) else new
-    found = jax.tree.map(put, found, arrays)
+    found = jax.tree.map(_put_back, found, arrays)
     return RunState(**dict(zip(ARRAYS, found)), **{name: header[name] for name in names})
+
+
+def _put_back(new: Any, old: Any) -> Any:
+    """To the devices where a run has it; what JAX may move as it likes must stay so."""
+    placed = isinstance(old, jax.Array) and old.committed
+    return jax.device_put(new, old.sharding) if placed else new
 
 
 def check_same_run(saved: str, current: str, source: str) -> None:

@@ -55,13 +55,8 @@ class Summary:
         """The line of the certificate that is largest, and what to try."""
         lines = self.certificate.lines()
         worst = max(lines, key=lambda name: lines[name])
-        if worst in ("gap", "lower_gap"):
-            return (
-                f"The largest line is the lower-level gap; {self.method.advice()}, or a larger rho."
-            )
-        return (
-            f"The largest line is {worst}; {self.method.advice()}, or look at problem.check(start)."
-        )
+        line, remedy = self.certificate.advice(worst)
+        return f"The largest line is {line}; {self.method.advice()}, or {remedy}."
 
 
 def certified(run: Summary) -> Status:

@@ -33,7 +33,7 @@ def saddle(f=1.0, lower=1.0, x=1.0, y=1.0):
         y2=box(p.y2, y),
         data={"f": f, "lower": lower, "x": x, "y": y},
     )
-    return problem, dataclasses.replace(s, x1=s.x1 * x, y1=s.y1 * y, y2=s.y2 * y)
+    return problem, s.replace(x1=s.x1 * x, y1=s.y1 * y, y2=s.y2 * y)
 
 
 def saddle_upper(x1, x2, y1, y2, unit):

@@ -90,7 +90,7 @@ def test_a_method_that_stops_uncertified_says_so():
     solver = bx.PenaltyMethod(epsilon=0.3)
     solution = bx.solve(instance.problem, instance.start, tolerance=1e-3, solver=solver)
     assert solution.status == "stalled"
-    assert "own stopping test" in str(solution.status)
+    assert "The stopping test of PenaltyMethod holds" in str(solution.status)
     assert not solution.certified
 
 

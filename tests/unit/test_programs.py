@@ -1,0 +1,80 @@
+"""Compiled programs are released before Linux's limit on mappings is near."""
+
+import jax
+import numpy as np
+import pytest
+
+from bilevax import programs
+
+
+@pytest.fixture
+def maps(monkeypatch, tmp_path):
+    """Maps and their limit as a test likes; says what was dropped."""
+    dropped = []
+    monkeypatch.setattr(programs.jax, "clear_caches", lambda: dropped.append("programs"))
+    monkeypatch.setattr(programs, "forget", lambda: dropped.append("records"))
+    monkeypatch.setattr(programs, "MAPS", tmp_path / "maps")
+    monkeypatch.setattr(programs, "MOST_MAPS", tmp_path / "max_map_count")
+    monkeypatch.setattr(programs, "_compiled", 1000)
+    monkeypatch.setattr(programs, "_counted", 0)
+
+    def count(now, most="100"):
+        (tmp_path / "maps").write_bytes(b"00-01 r-xp\n" * now)
+        if most is not None:
+            (tmp_path / "max_map_count").write_text(most)
+        return dropped
+
+    return count
+
+
+def test_beyond_half_of_the_limit_all_are_dropped(maps):
+    dropped = maps(51)
+    programs.release_programs()
+    assert dropped == ["programs", "records"]
+
+
+def test_up_to_half_of_the_limit_none_is(maps):
+    dropped = maps(50)
+    programs.release_programs()
+    assert dropped == []
+
+
+@pytest.mark.parametrize("most", [None, "many"])
+def test_a_limit_that_cannot_be_read_is_the_usual_one(maps, monkeypatch, most):
+    monkeypatch.setattr(programs, "USUAL_MOST_MAPS", 20)
+    dropped = maps(11, most)
+    programs.release_programs()
+    assert dropped == ["programs", "records"]
+
+
+def test_maps_are_counted_after_so_many_programs_only(maps, monkeypatch):
+    dropped = maps(99)
+    programs.release_programs()
+    programs.release_programs()
+    assert dropped == ["programs", "records"]
+    monkeypatch.setattr(programs, "_compiled", 1000 + programs.COUNT_AFTER - 1)
+    programs.release_programs()
+    assert len(dropped) == 2
+    monkeypatch.setattr(programs, "_compiled", 1000 + programs.COUNT_AFTER)
+    programs.release_programs()
+    assert len(dropped) == 4
+
+
+def test_where_there_are_no_maps_nothing_is_done(maps):
+    dropped = maps(99)
+    programs.MAPS.unlink()
+    programs.release_programs()
+    assert dropped == []
+
+
+def test_compilations_are_noted():
+    before = programs._compiled
+    jax.jit(lambda a: a + 1.25)(2.0)
+    assert programs._compiled > before
+
+
+def test_a_program_inside_of_another_is_a_part_of_it():
+    inner = programs.quick(lambda a: 2 * a)
+    outer = programs.optimised(lambda a: inner(a) + 1)
+    assert outer(np.asarray(3.0)) == 7
+    assert inner._by_backend == {}
