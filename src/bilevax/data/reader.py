@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from bilevax.data.ahead import Ahead
 from bilevax.data.checks import DataError, check_finite, numeric
+from bilevax.data.prefetch import Prefetch
 from bilevax.trees import Tree
 
 # An epoch, and how many of its batches have been read.
@@ -131,7 +131,7 @@ class Reader:
 
     def __init__(self, epochs: Epochs, depth: int, shapes: Tree):
         self._epochs, self._depth, self._shapes = epochs, depth, shapes
-        self._live: tuple[Position, Ahead[tuple[Position, Tree]]] | None = None
+        self._live: tuple[Position, Prefetch[tuple[Position, Tree]]] | None = None
 
     def shapes(self) -> Tree:
         """What a batch is like, from the first if no example was given."""
@@ -158,14 +158,14 @@ class Reader:
         self._live = position, live
         return batches, position
 
-    def _at(self, position: Position, shapes: Tree) -> Ahead[tuple[Position, Tree]]:
+    def _at(self, position: Position, shapes: Tree) -> Prefetch[tuple[Position, Tree]]:
         """Taken out of `_live`, where only what did not raise is put back."""
         live, self._live = self._live, None
         if live is not None and live[0] == position:
             return live[1]
         if live is not None:
             live[1].close()
-        return Ahead(self._epochs.after(position, shapes), self._depth)
+        return Prefetch(self._epochs.after(position, shapes), self._depth)
 
     def __repr__(self) -> str:
         return f"Reader({named(self._epochs.make)})"

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
@@ -54,6 +55,12 @@ class Devices:
     def joined(self, own: np.ndarray, count: int) -> Array:
         """The array of so many rows of which every process has its own."""
         return jax.make_array_from_process_local_data(self.sharding(), own, (count, *own.shape[1:]))
+
+    def gathered(self, rows: Array) -> np.ndarray:
+        """All rows of an array whose rows are divided, on every process."""
+        if jax.process_count() > 1:
+            rows = multihost_utils.process_allgather(rows, tiled=True)
+        return np.asarray(rows)
 
     def check(self, rows: int, what: str) -> None:
         """Refuse a batch that cannot be divided."""

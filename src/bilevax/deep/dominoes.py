@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from bilevax.arguments import one_number, whole
-from bilevax.deep.batches import shuffled
 from bilevax.deep.pixels import Images
 from bilevax.deep.tables import SPLITS, group_counts
 
@@ -123,6 +122,15 @@ def _pools(
             pools.append(pictures[rows[order]])
         both.append(pools)
     return both[0], both[1]
+
+
+def shuffled(count: int, *seed: int) -> np.ndarray:
+    """A permutation of 0, …, count − 1 that every version of NumPy draws alike.
+
+    NumPy keeps the bits of its generators, but not what it makes of them.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(count)
+    return np.argsort(bits, kind="stable")
 
 
 def _stacked(above: np.ndarray, below: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from bilevax.arguments import positive, whole
 from bilevax.deep.cache import cache_file, opened, written
 from bilevax.deep.tables import SPLITS, ImageTable, group_counts
 from bilevax.deep.workers import in_order
+from bilevax.progress import Progress
 
 #: Images that are decoded as one piece of work when all are.
 _CHUNK = 64
@@ -29,7 +30,7 @@ class ImageError(ValueError):
 
 
 class RowsOfBatches(Protocol):
-    """What says the rows of batch i: a list of arrays, or `Uniform` and `Balanced`."""
+    """Gives the rows of batch i: a list of arrays, or `Batches`."""
 
     def __getitem__(self, i: int, /) -> np.ndarray: ...
 
@@ -177,36 +178,32 @@ def stream(
 
 
 def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Path | None) -> np.ndarray:
-    from tqdm import tqdm
-
-    kept = (
-        None
-        if cache is None
-        else cache_file(cache, source.name, source.files, source.crop, source.side)
-    )
-    pixels = None if kept is None else opened(kept, shape)
-    if pixels is not None:
-        return pixels
+    """All pixels: from the cache if it has them, and kept there if there is one."""
+    kept = None
+    if cache is not None:
+        kept = cache_file(cache, source.name, source.files, source.crop, source.side)
+        pixels = opened(kept, shape)
+        if pixels is not None:
+            return pixels
     starts = range(0, shape[0], _CHUNK)
     chunks = [np.arange(s, min(s + _CHUNK, shape[0])) for s in starts]
-    # tqdm's None: only on a terminal.
-    bar = tqdm(total=shape[0], unit=" images", desc=f"decoding {source.name}", disable=None)
     decoded = _decoded(source, chunks, range(len(chunks)), workers)
-    with contextlib.closing(decoded), bar:
+    progress = Progress(None, total=shape[0], unit="images", label=f"decoding {source.name}")
+    with contextlib.closing(decoded), progress:
         if kept is not None:
-            return written(kept, shape, decoded, bar.update)
+            return written(kept, shape, decoded, progress)
         pixels = np.empty(shape, np.uint8)
         for start, chunk in zip(starts, decoded):
             pixels[start : start + len(chunk)] = chunk
-            bar.update(len(chunk))
+            progress.show(start + len(chunk))
     return pixels
 
 
 @dataclass(frozen=True)
 class _Decoded:
-    """Batch i, or why there is none: an error that is handed over arrives whole from a process.
+    """A batch, or the error that stopped its decoding, as a process hands it over.
 
-    grain would put a bare array into shared memory, of which containers have little, and which it
+    grain would put a bare array into shared memory, of which containers have little and which it
     leaves behind when it is stopped.
     """
 

@@ -19,6 +19,8 @@ Network = Literal["cnn", "resnet18", "resnet34", "resnet50"]
 MethodName = Literal["bilevel", "group-dro", "erm"]
 assert get_args(Network) == tuple(ENCODERS)
 
+#: The file of a run's settings in its folder.
+SETTINGS = "settings.json"
 #: Settings that a resumed run may change: the steps it takes are the same. (The rows of the data
 #: are compared too. On an accelerator, other memory may mean another program, and rounding.)
 FREE = ("data", "out", "cache", "memory_gb", "workers", "patience", "save_every", "chunk")
@@ -188,6 +190,14 @@ def read_settings(path: Path) -> Settings:
     return from_dict(values, str(path))
 
 
+def run_settings(folder: Path) -> Settings:
+    """The settings of the run in a folder."""
+    path = folder / SETTINGS
+    if not path.is_file():
+        raise FileNotFoundError(f"the folder {folder} holds no run: there is no {SETTINGS}")
+    return read_settings(path)
+
+
 def _checked(name: str, value: Any) -> Any:
     """A value as the type of its setting."""
     hint = get_type_hints(Settings)[name]
@@ -206,12 +216,13 @@ def _checked(name: str, value: Any) -> Any:
     raise ValueError(f"{name} cannot be {value!r}{allowed}")
 
 
-def check_same_run(settings: Settings, saved: Mapping[str, Any], source: str) -> None:
-    """Refuse to take up a run with settings that would make it another one."""
+def check_same_run(settings: Settings) -> None:
+    """Refuse to resume the run in `settings.out` with settings that would make it another one."""
+    saved = run_settings(settings.out).as_dict()
     for name, value in settings.as_dict().items():
         free = name in FREE or (name == "epochs" and settings.schedule == "constant")
-        if not free and saved.get(name) != value:
+        if not free and saved[name] != value:
             raise ValueError(
-                f"{source} was made with {name} = {saved.get(name)!r}, not {value!r}: resume it "
+                f"{settings.out} was made with {name} = {saved[name]!r}, not {value!r}: resume it "
                 "with its own settings, or train into another folder"
             )

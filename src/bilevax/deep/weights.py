@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevax.deep.files import put_in_place
 from bilevax.deep.networks import Encoder, Model, named_arrays
+from bilevax.files import replaced
 
 #: Keys of their files that an encoder has no use for: the last layer, and counters of batches.
 OTHERS = ("fc.", "classifier.")
@@ -54,17 +54,12 @@ def load_encoder(encoder: Encoder, path: str | Path) -> Encoder:
 
 
 def save_model(model: Model, path: str | Path) -> None:
-    """Write the encoder and, as `fc.weight`, the head; complete or not there."""
+    """Write the encoder, and the head as `fc.weight`."""
     from safetensors.numpy import save_file
 
-    path = Path(path)
     arrays = {name: np.asarray(a) for name, a in named_arrays(model.encoder).items()}
-    temporary = path.with_name(path.name + "~")
-    try:
+    with replaced(path) as temporary:
         save_file({**arrays, "fc.weight": np.asarray(model.head)}, temporary)
-        put_in_place(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

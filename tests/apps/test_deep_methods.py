@@ -15,7 +15,7 @@ from bilevax.deep.bilevel import BilevelDRO
 from bilevax.deep.layers import Statistics
 from bilevax.deep.methods import Batch, cross_entropy, encoded, group_means
 from bilevax.deep.networks import CNN, Encoder, Model
-from bilevax.deep.weighted import ERM, GroupDRO
+from bilevax.deep.group_dro import ERM, GroupDRO
 
 GROUPS, CLASSES, SIDE, FEATURES = 3, 4, 2, 5
 CALLS = []  # of Linear, by Python

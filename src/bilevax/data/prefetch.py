@@ -1,4 +1,4 @@
-"""Reading an iterator ahead in a thread."""
+"""Items of an iterator, read by a thread before they are asked for."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Ahead(Generic[Item]):
-    """The items of an endless iterator, up to `depth` of them read before they are asked for.
+class Prefetch(Generic[Item]):
+    """The items of an endless iterator, with up to `depth` of them read in advance.
 
-    What the iterator raises is raised where its item is asked for; nothing comes after that.
+    An exception of the iterator is raised where its item is asked for; no item follows it.
     """
 
     def __init__(self, items: Iterator[Item], depth: int):
@@ -45,7 +45,7 @@ def _fill(items: Iterator, into: queue.Queue, stop: threading.Event) -> None:
             into.put(item)
             if stop.is_set():
                 return
-    except BaseException as error:  # also what is not an Exception, or `get` would wait for ever
+    except BaseException as error:  # not only Exception, or `get` would wait for ever
         into.put(error)
 
 

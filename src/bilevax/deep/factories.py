@@ -10,6 +10,7 @@ import numpy as np
 
 from bilevax.deep.bilevel import BilevelDRO
 from bilevax.deep.dominoes import dominoes
+from bilevax.deep.group_dro import ERM, GroupDRO
 from bilevax.deep.layers import Statistics
 from bilevax.deep.methods import Method
 from bilevax.deep.networks import Model, model
@@ -17,7 +18,6 @@ from bilevax.deep.optimizers import Optimizer, direction
 from bilevax.deep.pixels import Images, load
 from bilevax.deep.settings import Settings
 from bilevax.deep.tables import open_table
-from bilevax.deep.weighted import ERM, GroupDRO
 from bilevax.deep.weights import load_encoder
 
 METHODS: dict[str, type[Method]] = {"bilevel": BilevelDRO, "group-dro": GroupDRO, "erm": ERM}

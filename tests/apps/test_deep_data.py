@@ -15,19 +15,19 @@ import pytest
 Image = pytest.importorskip("PIL.Image", reason="needs pillow")
 
 from bilevax.deep import pixels as pixels_module  # noqa: E402
-from bilevax.deep.augment import (  # noqa: E402
+from bilevax.deep.augmentation import (  # noqa: E402
     IMAGENET_DEVIATION,
     IMAGENET_MEAN,
     augmented,
     prepare,
     resampled,
 )
-from bilevax.deep.batches import Balanced, Uniform  # noqa: E402
+from bilevax.deep.batches import Batches  # noqa: E402
 from bilevax.deep.dominoes import dominoes, read_idx  # noqa: E402
 from bilevax.deep.pixels import ImageError, Images, decode, load, stream  # noqa: E402
 from bilevax.deep.tables import celeba, manifest, open_table, waterbirds  # noqa: E402
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def write_csv(path, header, rows):
@@ -381,12 +381,12 @@ def test_what_does_not_fit_is_streamed(tmp_path, monkeypatch):
     assert images.pixels is None
     assert images.stored == (16, 16)
     np.testing.assert_array_equal(images.decoded(np.array([3, 1])), wanted[[3, 1]])
-    batches = Uniform(np.arange(12), 5, seed=3)
+    batches = Batches(np.arange(12), 5, 3)
     whole = list(stream(images, batches, 0, 20))
     assert len(whole) == 20
     for i, batch in enumerate(whole):
         np.testing.assert_array_equal(batch, wanted[batches[i]])
-    resumed = list(stream(images, Uniform(np.arange(12), 5, seed=3), 13, 7))
+    resumed = list(stream(images, Batches(np.arange(12), 5, 3), 13, 7))
     np.testing.assert_array_equal(resumed, whole[13:])
     np.testing.assert_array_equal(list(stream(load(table, 14), batches, 13, 7)), whole[13:])
     assert list(stream(images, batches, 4, 0)) == []
@@ -410,64 +410,6 @@ def test_processes_decode_in_order_and_hand_over_their_errors(tmp_path):
         next(batches)
     assert raised.value.row == 7
     assert raised.value.file == str(table.files[7])
-
-
-# Batches
-
-
-def test_uniform_batches_have_every_row_once_an_epoch():
-    rows = np.arange(100, 117)
-    batches = Uniform(rows, 5, seed=1)
-    assert batches.epoch_batches == 4
-    assert batches[0].dtype == np.int32
-    seen = np.concatenate([batches[i] for i in range(17)])  # 85 rows: five epochs
-    epochs = seen.reshape(5, 17)
-    assert all(np.array_equal(np.sort(epoch), rows) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 5
-    resumed = Uniform(rows, 5, seed=1)
-    for i in (16, 9, 10, 3):
-        np.testing.assert_array_equal(resumed[i], seen[5 * i : 5 * i + 5])
-    assert not np.array_equal(Uniform(rows, 5, seed=2)[0], batches[0])
-    np.testing.assert_array_equal(np.sort(Uniform(rows, 34)[7]), np.repeat(rows, 2))
-
-
-def test_balanced_batches_have_every_group():
-    group = np.repeat([0, 1, 2, 3], [40, 3, 7, 20])
-    rows = np.random.default_rng(0).permutation(70) + 1000
-    batches = Balanced(rows, group, 14, seed=5)
-    assert batches.per_group == (4, 3, 3, 4)
-    assert batches.epoch_batches == 5
-    of = dict(zip(rows.tolist(), group.tolist()))
-    taken = [batches[i] for i in range(40)]
-    for batch in taken:
-        assert [of[r] for r in batch.tolist()] == np.repeat([0, 1, 2, 3], (4, 3, 3, 4)).tolist()
-    starts = np.cumsum([0, *batches.per_group])
-    for g in range(4):
-        members = np.sort(rows[group == g])
-        seen = np.concatenate([batch[starts[g] : starts[g + 1]] for batch in taken])
-        for epoch in range(len(seen) // len(members)):
-            one = seen[epoch * len(members) : (epoch + 1) * len(members)]
-            np.testing.assert_array_equal(np.sort(one), members)
-    resumed = Balanced(rows, group, 14, seed=5)
-    for i in (39, 12, 0):
-        np.testing.assert_array_equal(resumed[i], taken[i])
-
-
-def test_bad_batches_are_refused():
-    with pytest.raises(ValueError, match=r"batch is 2, but there are 3 groups.*at least 3"):
-        Balanced(np.arange(6), np.arange(6) % 3, 2)
-    with pytest.raises(ValueError, match="group 1 has no rows"):
-        Balanced(np.arange(4), np.array([0, 0, 2, 2]), 4)
-    with pytest.raises(ValueError, match="group number of each of the 4 rows"):
-        Balanced(np.arange(4), np.zeros(3, int), 4)
-    with pytest.raises(ValueError, match="must be ≥ 0, not -1"):
-        Balanced(np.arange(2), np.array([-1, 0]), 4)
-    with pytest.raises(ValueError, match="at least one row number"):
-        Uniform(np.array([], int), 4)
-    with pytest.raises(ValueError, match="batch must be a whole number ≥ 1"):
-        Uniform(np.arange(3), 0)
-    with pytest.raises(IndexError, match="numbered from 0"):
-        Uniform(np.arange(3), 2)[-1]
 
 
 # Dominoes

@@ -36,17 +36,16 @@ from bilevax.deep import (
     train,
 )
 from bilevax.deep import checkpoints as checkpoints_module
-from bilevax.deep.build import METHODS, images_of, model_of
+from bilevax.deep import training
+from bilevax.deep.factories import METHODS, images_of, model_of
+from bilevax.deep.batches import Rows
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices
-from bilevax.deep.feed import Feed, Rows, View
+from bilevax.deep.feed import Feed, View
 from bilevax.deep.optimizers import direction
 from bilevax.deep.settings import from_dict, read_settings
 from bilevax.deep.tables import SPLITS
-from bilevax.deep.train import Run
-
-# The function of this name hides the module.
-train_module = sys.modules["bilevax.deep.train"]
+from bilevax.deep.training import Run
 
 SIDE = 8
 #: Images of each group in train, validation and test.
@@ -185,7 +184,7 @@ def test_evaluate_on_other_groups_and_on_other_classes(trained, data, tmp_path):
         both = weighted / np.reshape(counts, (2, 2)).sum(axis=1)
         np.testing.assert_allclose(found["accuracy"][split]["groups"], both)
     write(lambda row: [row[0], row[2], *row[2:]])  # classes are the groups
-    with pytest.raises(ValueError, match=r"tells class 0, class 1 apart, but .* 0 at 0, 0 at 1"):
+    with pytest.raises(ValueError, match=r"classes class 0, class 1, but .* 0 at 0, 0 at 1"):
         evaluate(folder_of(trained), data=table)
 
 
@@ -216,7 +215,7 @@ def test_stopped_ten_times_at_random_and_resumed_is_the_same_run(trained, tmp_pa
         return called
 
     monkeypatch.setattr(Feed, "advance", dying(Feed.advance))
-    for name in ("_write_arrays", "_digests", "_replace"):
+    for name in ("_write_arrays", "_digests", "write_json"):
         monkeypatch.setattr(checkpoints_module, name, dying(getattr(checkpoints_module, name)))
     stops = 0
     for stop in range(200):
@@ -312,7 +311,7 @@ def test_being_stopped_between_epochs_keeps_the_best(trained, tmp_path, monkeypa
         asked.append(steps[-1:] == [best])
         return asked[-2:] == [True, True]  # not by the look after the save, but by the next
 
-    monkeypatch.setattr(train_module, "any_of", any_of)
+    monkeypatch.setattr(training, "any_of", any_of)
     with pytest.raises(Interrupted) if best < trained.results["steps"] else nullcontext():
         train(own, show=False)
     monkeypatch.undo()
@@ -544,7 +543,7 @@ def test_every_setting_goes_through_json_and_back():
 @pytest.mark.parametrize("name", ["waterbirds", "celeba", "dominoes"])
 def test_the_files_of_settings_in_examples_are_whole(name):
     """The paper's constants as MATH and paper have them: ρ, L, D, ε, τ, θ, T, η, λ, batch."""
-    s = read_settings(Path(__file__).parent.parent / "examples" / "deep" / f"{name}.toml")
+    s = read_settings(Path(__file__).parents[2] / "examples" / "deep" / f"{name}.toml")
     if name == "dominoes":
         assert (s.method, s.correlation) == ("bilevel", 0.99)
         return
@@ -700,7 +699,7 @@ def test_an_image_that_breaks_amid_a_streamed_run_costs_no_checkpoint(data, tmp_
 
 
 def test_bad_calls_are_answered_by_a_sentence(data, tmp_path, capsys):
-    assert "which data" in run_main(capsys, "train", code=2)
+    assert "no data given" in run_main(capsys, "train", code=2)
     assert "go together" in run_main(capsys, "train", str(data), "--processes", "2", code=2)
     assert "no run" in run_main(capsys, "evaluate", str(tmp_path), code=2)
     file = tmp_path / "file"
