@@ -18,26 +18,20 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 
 Colour = tuple[float, float, float]
-Size = int | tuple[int, int]  # of a square, or height and width
+Size = tuple[int, int]  # height and width
 
 
-def prepare(
-    pixels: Array,
-    size: Size,
-    mean: Colour = IMAGENET_MEAN,
-    deviation: Colour = IMAGENET_DEVIATION,
-    dtype: Any = jnp.float32,
-) -> Array:
-    """The middle of each image, normalised: what is seen when nothing is drawn at random."""
+def prepare(pixels: Array, size: Size, dtype: Any = jnp.float32) -> Array:
+    """The middle of each image, normalised: what the network sees without augmentation."""
     _, high, wide, _ = pixels.shape
-    height, width = sides(size)
+    height, width = size
     if height > high or width > wide:
         raise ValueError(
             f"size is {height}×{width}, but the images are only {high}×{wide}; load them larger"
         )
     top, left = (high - height) // 2, (wide - width) // 2
     middle = pixels[:, top : top + height, left : left + width]
-    return _normalised(middle.astype(jnp.float32), mean, deviation, dtype)
+    return _normalised(middle.astype(jnp.float32), IMAGENET_MEAN, IMAGENET_DEVIATION, dtype)
 
 
 def augmented(
@@ -54,11 +48,11 @@ def augmented(
 ) -> Array:
     """A random part of each image, resized, flipped with probability `flip`, and normalised.
 
-    `scale` is the share of the area that is kept, `ratio` the width over the height as the network
-    sees them, so 1 distorts nothing where the stored images have the shape of `size`.
+    `scale` is the share of the area that is kept, and `ratio` the width over the height as the
+    network sees them: 1 distorts nothing where the stored images have the shape of `size`.
     """
     count, high, wide, _ = pixels.shape
-    height, width = sides(size)
+    height, width = size
     area, shape, up, across, side = jax.random.split(key, 5)
 
     def draw(of: Array, low: float, most: float) -> Array:
@@ -92,8 +86,8 @@ def resampled(
     All of these are arrays with one number an image, and need not be whole. The products are in
     `dtype`; pixels are exact in bfloat16 too.
     """
-    rows = interpolation(top, height, sides(size)[0], pixels.shape[1])
-    columns = interpolation(left, width, sides(size)[1], pixels.shape[2])
+    rows = interpolation(top, height, size[0], pixels.shape[1])
+    columns = interpolation(left, width, size[1], pixels.shape[2])
     columns = jnp.where(flipped[:, None, None], columns[:, ::-1], columns)
     exact = jnp.float32
     half = jnp.einsum(
@@ -116,11 +110,6 @@ def interpolation(start: Array, length: Array, out: int, into: int) -> Array:
     apart = jnp.abs(centres[:, :, None] - jnp.arange(into, dtype=jnp.float32)[None, None, :])
     weights = jnp.maximum(1.0 - apart / jnp.maximum(step, 1.0)[:, :, None], 0.0)
     return weights / weights.sum(axis=2, keepdims=True)
-
-
-def sides(size: Size) -> tuple[int, int]:
-    """Height and width."""
-    return (size, size) if isinstance(size, int) else size
 
 
 def _normalised(values: Array, mean: Colour, deviation: Colour, dtype: Any) -> Array:

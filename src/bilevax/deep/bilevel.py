@@ -156,18 +156,12 @@ class BilevelDRO(Method[BilevelState]):
             )
         x, memory = self._descended(x, gradient, state.memory)
         iteration = (state.iteration + 1) % self.iterations
-        return BilevelState(
+        return dataclasses.replace(
+            state,
             encoder=with_trained(encoder, x.x1),
-            eta=x.eta,
-            y1=x.y1,
-            y2=x.y2,
-            y=y,
-            slope=slope,
-            anchor=state.anchor,
+            **{"eta": x.eta, "y1": x.y1, "y2": x.y2, "y": y, "slope": slope},
             centre=state.centre and _where(iteration == 0, x, state.centre),
-            iteration=iteration,
-            memory=memory,
-            loss=loss,
+            **{"iteration": iteration, "memory": memory, "loss": loss},
         )
 
     def _ascended(

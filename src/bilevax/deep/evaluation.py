@@ -11,7 +11,7 @@ import numpy as np
 
 from bilevax.deep.batches import Rows
 from bilevax.deep.checkpoints import Checkpoints
-from bilevax.deep.devices import Devices
+from bilevax.deep.devices import Devices, first
 from bilevax.deep.factories import images_of, method_of, model_of, precision_of
 from bilevax.deep.feed import Feed, View
 from bilevax.deep.group_dro import ERM
@@ -72,18 +72,22 @@ def evaluate(
 
 
 def judged_on_all(feed: Feed, method: Method, state: Any, certified: bool = True) -> dict[str, Any]:
-    """Accuracies on every split, and the certificate of the head from the same features."""
+    """Accuracies on every split, and the certificate of the head from the same features.
+
+    Of several processes only the first one certifies.
+    """
     images, model = feed.images, method.model(state)
     accuracy, features = {}, {}
     for split in SPLITS:
         keep = certified and split != "test"
         accuracy[split], features[split] = feed.judge_and_encode(model, split, keep=keep)
+    found = head_certificate(method, state, images, features) if certified and first() else None
     return {
         "data": images.name,
         "groups": list(images.groups),
         "counts": {split: row.tolist() for split, row in zip(SPLITS, images.counts)},
         "accuracy": accuracy,
-        "stationarity": head_certificate(method, state, images, features) if certified else None,
+        "stationarity": found,
     }
 
 

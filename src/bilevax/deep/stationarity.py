@@ -33,9 +33,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 from jaxtyping import Array
 
-from bilevax.certificates import certify
+from bilevax.certificates import SampledCertificate, certify
 from bilevax.data import Levels, Stratified
 from bilevax.deep.bilevel import LEAST_ETA, BilevelDRO, BilevelState
 from bilevax.deep.group_dro import ERM, GroupDRO, WeightedState
@@ -66,11 +67,14 @@ def head_certificate(
         return Stratified({**arrays, "group": group}, groups=group, batch=batch)
 
     # Copies on one device: the arrays of a run may lie on many.
-    local = lambda tree: jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), tree)
+    copy = lambda a: jnp.asarray(np.asarray(a)) if eqx.is_array(a) else a
+    local = lambda tree: jax.tree.map(copy, tree)
     found = head_problem(local(method), local(state), source, images.counts[0])
     if found is None:
         return None
-    certificate = certify(*found, batches=BATCHES, confidence=CONFIDENCE)
+    with jax.numpy_dtype_promotion("standard"):  # float32 data where float64 is the default
+        certificate = certify(*found, batches=BATCHES, confidence=CONFIDENCE)
+    assert isinstance(certificate, SampledCertificate)
     numbers = {"kind": type(certificate.estimate).__name__, **certificate.as_dict()}
     finite = lambda v: v if isinstance(v, str) or math.isfinite(v) else None
     return {name: finite(value) for name, value in numbers.items()}
@@ -87,32 +91,22 @@ def sentence(numbers: dict[str, Any]) -> str:
     )
 
 
-class GroupLosses(eqx.Module):
-    """Σ_g w_g·(L_g(head) + bonus_g) − η/2·‖w − 1/G‖², with L_g the mean over a batch's rows."""
-
-    groups: int = eqx.field(static=True)
-    bonus: Any = 0.0
-
-    def __call__(self, eta: Any, head: Array, weights: Array, batch: Tree) -> Array:
-        losses = cross_entropy(scores(batch["features"], head), batch["label"])
-        means = group_means(losses, batch["group"], self.groups)
-        far = jnp.sum((weights - 1 / self.groups) ** 2)
-        return jnp.sum(weights * (means + self.bonus)) - eta / 2 * far
+def weighted_loss(
+    groups: int, eta: Any, bonus: Any, head: Array, weights: Array, batch: Tree
+) -> Array:
+    """Σ_g w_g·(L_g(head) + bonus_g) − η/2·‖w − 1/G‖², with L_g the mean over the batch's rows."""
+    losses = cross_entropy(scores(batch["features"], head), batch["label"])
+    means = group_means(losses, batch["group"], groups)
+    far = jnp.sum((weights - 1 / groups) ** 2)
+    return jnp.sum(weights * (means + bonus)) - eta / 2 * far
 
 
-class UpperLoss(eqx.Module):
-    losses: GroupLosses
-
-    def __call__(self, x1: Array, x2: Array, y1: Array, y2: Array, batch: Tree) -> Array:
-        return self.losses(0.0, y1, x2, batch)
+def upper(groups: int, x1: Array, x2: Array, y1: Array, y2: Array, batch: Tree) -> Array:
+    return weighted_loss(groups, 0.0, 0.0, y1, x2, batch)
 
 
-class WeightedLoss(eqx.Module):
-    losses: GroupLosses
-    eta: Any = 0.0
-
-    def __call__(self, head: Array, weights: Array, batch: Tree) -> Array:
-        return self.losses(self.eta, head, weights, batch)
+def lower(groups: int, x1: Array, y1: Array, y2: Array, batch: Tree) -> Array:
+    return weighted_loss(groups, x1, 0.0, y1, y2, batch)
 
 
 @functools.singledispatch
@@ -126,14 +120,14 @@ def head_problem(method: Method, state: Any, source: Any, counts: np.ndarray) ->
 
 @head_problem.register
 def _(method: BilevelDRO, state: BilevelState, source: Any, counts: np.ndarray) -> Any:
-    losses, l2 = GroupLosses(method.groups), float(method.l2)
+    l2 = float(method.l2)
     head: Term = Free()
     if l2 > 0:
         norms = [2 * float(jnp.linalg.norm(h)) for h in (state.y1, state.y.z1)]
         head = Ridge(l2) + L2Ball(max(math.sqrt(2 * math.log(state.y1.shape[0]) / l2), *norms))
     problem = BilevelProblem(
-        upper=UpperLoss(losses),
-        lower=losses,
+        Partial(upper, method.groups),
+        Partial(lower, method.groups),
         x1=Box(LEAST_ETA, np.inf),
         x2=Simplex(),
         y1=head,
@@ -148,7 +142,7 @@ def _(method: BilevelDRO, state: BilevelState, source: Any, counts: np.ndarray) 
 @head_problem.register
 def _(method: GroupDRO, state: WeightedState, source: Any, counts: np.ndarray) -> Any:
     bonus = method.adjustment * method.counts**-0.5
-    loss = WeightedLoss(GroupLosses(method.groups, bonus), method.eta)
+    loss = Partial(weighted_loss, method.groups, method.eta, bonus)
     problem = MinimaxProblem(loss, _ridge(method.l2), Simplex(), data=source("train"))
     return problem, Point(x=state.head, y=state.weights)
 
@@ -156,7 +150,7 @@ def _(method: GroupDRO, state: WeightedState, source: Any, counts: np.ndarray) -
 @head_problem.register
 def _(method: ERM, state: WeightedState, source: Any, counts: np.ndarray) -> Any:
     shares = jnp.asarray(counts / counts.sum(), jnp.float32)
-    loss = WeightedLoss(GroupLosses(method.groups))
+    loss = Partial(weighted_loss, method.groups, 0.0, 0.0)
     problem = MinimaxProblem(loss, _ridge(method.l2), Box(shares, shares), data=source("train"))
     return problem, Point(x=state.head, y=shares)
 

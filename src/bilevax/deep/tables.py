@@ -100,7 +100,7 @@ def celeba(
         with_it = attributes.known(row, confounder, other, {"-1": 0, "1": 1})
         attributes.add(row, name, label, 2 * label + with_it, part_of[name])
     if alone := sorted(part_of.keys() - set(attributes.names)):
-        raise ValueError(f"{parts}: {_few(alone)} not in {path.name}")
+        raise ValueError(f"{parts}: {few(alone)} not in {path.name}")
     classes = (f"not {target}", target)
     groups = tuple(f"{c}, {m}" for c in classes for m in (f"not {confounder}", confounder))
     images = Path(folder) / "img_align_celeba"
@@ -248,7 +248,7 @@ def _check_files(path: Path, folder: Path, names: Sequence[str]) -> None:
             missing.append(str(folder / name))
     if missing:
         raise FileNotFoundError(
-            f"{path}: {len(missing)} of its {len(names)} files are not there: {_few(missing)}"
+            f"{path}: {len(missing)} of its {len(names)} files are not there: {few(missing)}"
         )
 
 
@@ -260,6 +260,7 @@ def _files_in(folder: Path) -> set[str]:
         return set()
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
