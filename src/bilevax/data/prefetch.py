@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import weakref
@@ -51,8 +52,6 @@ def _fill(items: Iterator, into: queue.Queue, stop: threading.Event) -> None:
 
 def _close(filled: queue.Queue, stop: threading.Event) -> None:
     stop.set()
-    try:
+    with contextlib.suppress(queue.Empty):
         while True:  # make room for the item with which the thread may be waiting
             filled.get_nowait()
-    except queue.Empty:
-        pass

@@ -1,4 +1,4 @@
-"""The batches of an iterator, epoch after epoch: checked, and from any position."""
+"""The batches of an iterator, epoch after epoch, checked, from any position."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Epochs:
     per_epoch: int | None
 
     def after(self, position: Position, shapes: Tree) -> Iterator[tuple[Position, Tree]]:
-        """The batches behind a position, checked, each with the position behind it.
+        """The batches after a position, checked, each with the position after it.
 
-        Without `shapes` the first batch says what the others must be like.
+        Without `shapes` the first batch sets the shapes of the others.
         """
         epoch, skip = position
         while True:
@@ -124,9 +124,10 @@ def digest(batch: Tree) -> bytes:
 
 
 class Reader:
-    """Takes batches from where a state stands, reading on from where it was last if that is there.
+    """Takes batches from the position of a state.
 
-    It is no part of a state: from any other position it reads the epoch again up to there.
+    From the position where it stopped last it reads on; for any other it reads the epoch again up
+    to there. It is not part of a state.
     """
 
     def __init__(self, epochs: Epochs, depth: int, shapes: Tree):
@@ -134,7 +135,7 @@ class Reader:
         self._live: tuple[Position, Prefetch[tuple[Position, Tree]]] | None = None
 
     def shapes(self) -> Tree:
-        """What a batch is like, from the first if no example was given."""
+        """The shapes of a batch, read from the first one if no example was given."""
         if self._shapes is None:
             live = self._at((0, 0), None)
             _, batch = live.peek()
@@ -142,9 +143,9 @@ class Reader:
         return self._shapes
 
     def take(self, position: Position, count: int, shapes: Tree) -> tuple[list[Tree], Position]:
-        """The next batches behind a position, and the position behind them.
+        """The next batches after a position, and the position after them.
 
-        Fewer, but at least one, if one of them cannot be had: the next call then says why.
+        There are fewer, but at least one, if one of them cannot be read; the next call says why.
         """
         live, batches = self._at(position, shapes), []
         for _ in range(count):
@@ -159,7 +160,7 @@ class Reader:
         return batches, position
 
     def _at(self, position: Position, shapes: Tree) -> Prefetch[tuple[Position, Tree]]:
-        """Taken out of `_live`, where only what did not raise is put back."""
+        """A prefetch at a position. It leaves `_live`, and is put back there unless it raises."""
         live, self._live = self._live, None
         if live is not None and live[0] == position:
             return live[1]

@@ -17,7 +17,6 @@ from jaxtyping import Array
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 
-Colour = tuple[float, float, float]
 Size = tuple[int, int]  # height and width
 
 
@@ -31,15 +30,13 @@ def prepare(pixels: Array, size: Size, dtype: Any = jnp.float32) -> Array:
         )
     top, left = (high - height) // 2, (wide - width) // 2
     middle = pixels[:, top : top + height, left : left + width]
-    return _normalised(middle.astype(jnp.float32), IMAGENET_MEAN, IMAGENET_DEVIATION, dtype)
+    return _normalised(middle.astype(jnp.float32), dtype)
 
 
 def augmented(
     key: Array,
     pixels: Array,
     size: Size,
-    mean: Colour = IMAGENET_MEAN,
-    deviation: Colour = IMAGENET_DEVIATION,
     dtype: Any = jnp.float32,
     *,
     scale: tuple[float, float] = (0.7, 1.0),
@@ -68,7 +65,7 @@ def augmented(
     left = draw(across, 0.0, 1.0) * (wide - broad)
     flipped = draw(side, 0.0, 1.0) < flip
     parts = resampled(pixels, top, left, tall, broad, flipped, size, dtype)
-    return _normalised(parts, mean, deviation, dtype)
+    return _normalised(parts, dtype)
 
 
 def resampled(
@@ -112,8 +109,7 @@ def interpolation(start: Array, length: Array, out: int, into: int) -> Array:
     return weights / weights.sum(axis=2, keepdims=True)
 
 
-def _normalised(values: Array, mean: Colour, deviation: Colour, dtype: Any) -> Array:
-    scaled = 255.0 * np.asarray(deviation, np.float32)
-    shift = np.asarray(mean, np.float32) / np.asarray(deviation, np.float32)
+def _normalised(values: Array, dtype: Any) -> Array:
+    mean, deviation = (np.asarray(v, np.float32) for v in (IMAGENET_MEAN, IMAGENET_DEVIATION))
     one = (1, 1, 1, 3)
-    return (values / scaled.reshape(one) - shift.reshape(one)).astype(dtype)
+    return (values / (255 * deviation).reshape(one) - (mean / deviation).reshape(one)).astype(dtype)

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from bilevax.arguments import whole
 from bilevax.data.shuffle import Shuffle
 from bilevax.data.source import as_key
 from bilevax.data.strata import check_groups, check_quotas, rows_of
@@ -34,7 +33,6 @@ class Batches:
                 f"rows must be a list of at least one row number, not an array of {rows.dtype} of "
                 f"shape {rows.shape}"
             )
-        whole(batch, "batch", 1)
         labels = check_groups(
             np.zeros(len(rows), int) if groups is None else groups, len(rows), "Batches"
         )

@@ -14,9 +14,6 @@ from bilevax.arguments import warn
 from bilevax.files import replaced
 from bilevax.progress import Progress
 
-#: Bytes that are checked at a time.
-_PIECE = 1 << 24
-
 
 def cache_file(folder: Path, name: str, files: Sequence[str], crop: int | None, side: int) -> Path:
     """The name of the cache, which changes as soon as any image file does."""
@@ -38,7 +35,8 @@ def opened(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
         with open(path, "rb") as file:
             file.seek(-4, os.SEEK_END)
             kept, size = file.read(4), file.tell()
-        if size != pixels.offset + pixels.nbytes + 4 or kept != _sum_of(pixels):
+        found = zlib.crc32(pixels).to_bytes(4, "big")
+        if size != pixels.offset + pixels.nbytes + 4 or kept != found:
             raise ValueError("its bytes are not those that were written")
     except (ValueError, OSError, EOFError, SyntaxError) as error:
         warn(f"{path} is damaged ({error}); the images are decoded again", RuntimeWarning)
@@ -73,10 +71,3 @@ def written(
             "GB; choose another folder, or none"
         ) from error
     return np.load(path, mmap_mode="r", allow_pickle=False)
-
-
-def _sum_of(pixels: np.ndarray) -> bytes:
-    flat, total = pixels.reshape(-1), 0
-    for start in range(0, flat.size, _PIECE):
-        total = zlib.crc32(np.ascontiguousarray(flat[start : start + _PIECE]).data, total)
-    return total.to_bytes(4, "big")

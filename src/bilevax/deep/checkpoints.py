@@ -110,7 +110,10 @@ class Checkpoints:
             if jax.process_index() == 0:
                 shutil.rmtree(new, ignore_errors=True)
             if _no_room(error):
-                raise OSError(errno.ENOSPC, self._no_room(step, present)) from error
+                names = ", ".join(_name(other) for other in present)
+                kept = f"the earlier {names} are untouched" if present else "none was saved before"
+                message = f"no room in {self.folder} for the checkpoint of step {step}; {kept}"
+                raise OSError(errno.ENOSPC, f"{message}: free space there and resume") from error
             raise
         self._at = step
         _first(lambda: self._prune(step, earlier))
@@ -195,10 +198,8 @@ class Checkpoints:
             name, _, kind = path.name.partition(".")
             if kind == "old~" and not (self.folder / name).exists():
                 path.rename(self.folder / name)
-            elif path.is_dir():
-                shutil.rmtree(path)
             else:
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _place(self, new: Path, step: int) -> None:
         path = self.folder / _name(step)
@@ -218,14 +219,6 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 self._path(other).rename(gone)
                 shutil.rmtree(gone)
-
-    def _no_room(self, step: int, present: list[int]) -> str:
-        names = ", ".join(_name(other) for other in present)
-        kept = f"the earlier {names} are untouched" if present else "none was saved before"
-        return (
-            f"no room in {self.folder} for the checkpoint of step {step}; {kept}: free space "
-            "there and resume"
-        )
 
 
 def _name(step: int) -> str:
@@ -284,12 +277,10 @@ def _check_same(saved: list[Any], here: list[Any], path: Path) -> None:
     """Refuse the state of another run, and name the first array that differs."""
     other = f"{path} is of another run: "
     keys, known = [key for key, *_ in here], [key for key, *_ in saved]
-    for key in keys:
-        if key not in known:
-            raise ValueError(f"{other}it has no {key}")
-    for key in known:
-        if key not in keys:
-            raise ValueError(f"{other}it has {key}, which this state has not")
+    for key in (key for key in keys if key not in known):
+        raise ValueError(f"{other}it has no {key}")
+    for key in (key for key in known if key not in keys):
+        raise ValueError(f"{other}it has {key}, which this state has not")
     for (key, shape, dtype), (name, its_shape, its_dtype) in zip(here, saved):
         if key != name:
             raise ValueError(f"{other}{name} is where this state has {key}")

@@ -36,12 +36,9 @@ def evaluate(
     result also says how stationary the head is.
     """
     folder = Path(folder)
-    changes: dict[str, Any] = {"weights": None}  # the checkpoint has them
-    if data is not None:
-        changes["data"] = Path(data)
-    if workers is not None:
-        changes["workers"] = workers
-    settings = dataclasses.replace(run_settings(folder), **changes)
+    given = {name: v for name, v in (("data", data), ("workers", workers)) if v is not None}
+    # The checkpoint has the weights.
+    settings = dataclasses.replace(run_settings(folder), weights=None, **given)
     checkpoints = Checkpoints(folder / "checkpoints")
     about = checkpoints.about(checkpoint)
     if about is None:

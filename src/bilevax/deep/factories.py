@@ -52,8 +52,8 @@ def precision_of(settings: Settings) -> Literal["bfloat16", "float32"]:
 def method_of(settings: Settings, counts: np.ndarray, steps: int, optimizer: Any = None) -> Method:
     """The method with its constants as arrays, so that one program serves them all.
 
-    `counts` are the training rows of each group, `steps` those of the whole run; `optimizer`
-    stands for the one that the settings name.
+    `counts` are the training rows of each group, `steps` the steps of the whole run; `optimizer`
+    replaces the one that the settings name.
     """
     s, number = settings, lambda value: jnp.asarray(value, jnp.float32)
     if optimizer is None and s.optimizer != "none":
@@ -75,14 +75,10 @@ def method_of(settings: Settings, counts: np.ndarray, steps: int, optimizer: Any
             step_q=number(s.step_q),
             **shared,
         )
+    names = ("rho", "smoothness", "diameter", "epsilon", "tau", "theta")
     return BilevelDRO(
         len(counts),
-        rho=number(s.rho),
-        smoothness=number(s.smoothness),
-        diameter=number(s.diameter),
-        epsilon=number(s.epsilon),
-        tau=number(s.tau),
-        theta=number(s.theta),
+        **{name: number(getattr(s, name)) for name in names},
         eta=number(1.0 if s.eta is None else s.eta),
         iterations=s.iterations,
         optimizer=optimizer,

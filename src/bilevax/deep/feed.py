@@ -34,11 +34,8 @@ class View:
     train: int  # rows of a batch that are training rows
 
     def batch(self, pixels: Array, label: Array, group: Array, key: Array) -> Batch:
-        dtype = jnp.dtype(self.dtype)
-        if self.augment:
-            images = augmented(key, pixels, self.size, dtype=dtype)
-        else:
-            images = prepare(pixels, self.size, dtype=dtype)
+        given = pixels, self.size, jnp.dtype(self.dtype)
+        images = augmented(key, *given) if self.augment else prepare(*given)
         return Batch(images, label, group, self.train)
 
 
@@ -54,7 +51,9 @@ class Feed:
         self, images: Images, rows: Rows, view: View, devices: Devices, seed: int, *,
         steps: int, chunk: int, workers: int = 0, resident: bool | None = None,
     ):  # fmt: skip
-        devices.check(rows.batch, "the rows of a batch")
+        if rows.batch % devices.count:
+            whole = f"a multiple of the {devices.count} devices, which share them evenly"
+            raise ValueError(f"the rows of a batch must be {whole}, not {rows.batch}")
         self.images, self.rows, self.view, self.devices = images, rows, view, devices
         self.steps, self.chunk, self.workers = steps, chunk, workers
         # The open stream of pixels, and the number of the batch that it gives next.
@@ -123,13 +122,14 @@ class Feed:
         self, model: Model, split: str, *, keep: bool = True
     ) -> tuple[dict[str, Any], np.ndarray]:
         """What `judge` says, and the features of the split's rows, in one pass over its images."""
-        rows, features, total = self.images.rows(split), [], None
+        rows, features = self.images.rows(split), []
+        total: Any = None
         for batch in self._in_order(rows):
             *found, encoded = _judged((model, *batch, len(self.images.groups)))
             total = found if total is None else jax.tree.map(jnp.add, total, found)
             if keep:
                 features.append(self.devices.gathered(encoded))
-        right, loss = (np.asarray(part, float) for part in total or ())
+        right, loss = (np.asarray(part, float) for part in total)
         count = np.bincount(self.images.group[rows], minlength=len(right))
         accuracies = right / count
         found = {
@@ -155,10 +155,11 @@ class Feed:
             own = [batch[self.devices.own(size)] for batch in batches]
             sent = stream(self.images, own, 0, len(batches), self.workers)
         for i, batch in enumerate(batches):
-            if sent is None:
-                pixels = self.resident[0], spread(batch)
-            else:
+            if sent is not None:
                 pixels = self.devices.joined(next(sent), size), None
+            else:
+                assert self.resident is not None
+                pixels = self.resident[0], spread(batch)
             inside = np.arange(size) + i * size < len(rows)
             label, group = self.images.label[batch], self.images.group[batch]
             yield pixels, spread(label), spread(group), spread(inside), view

@@ -42,7 +42,7 @@ class Log:
     def judged(self, at: int, split: str, found: dict[str, Any]) -> None:
         """After an epoch: accuracies and losses on a split."""
         self._notes[f"{split} worst"] = f"{100 * found['worst']:.1f} %"
-        self._bar.show(**self._notes)
+        self._bar.show(None, **self._notes)
         for name in ("average", "worst", "loss", "worst_loss"):
             self._write(f"{split} {name.replace('_', ' ')}", found[name], at)
         for group, accuracy in zip(self.groups, found["groups"]):

@@ -48,6 +48,12 @@ class CNN(Encoder):
         return pooled(x), dataclasses.replace(self, layers=tuple(layers))
 
 
+#: The sides of a block's convolutions: of ResNet-18 and 34, and of ResNet-50.
+BASIC, BOTTLENECK = (3, 3), (1, 3, 1)
+#: A block's outputs over its width.
+WIDER = {BASIC: 1, BOTTLENECK: 4}
+
+
 class Block(eqx.Module):
     """Convolutions beside a shortcut, with the stride in the first one that is 3 × 3."""
 
@@ -60,8 +66,8 @@ class Block(eqx.Module):
     downsample: tuple[Conv, BatchNorm] | None
 
     @classmethod
-    def new(cls, kind: Kind, inputs: int, width: int, stride: int, *, key: Array) -> Block:
-        sides, outputs = kind.sides, kind.wider * width
+    def new(cls, sides: Any, inputs: int, width: int, stride: int, *, key: Array) -> Block:
+        outputs = WIDER[sides] * width
         *keys, last = jax.random.split(key, len(sides) + 1)
         sizes = [inputs, *[width] * (len(sides) - 1), outputs]
         layers: dict[str, Any] = {"conv3": None, "bn3": None, "downsample": None}
@@ -87,15 +93,6 @@ class Block(eqx.Module):
         return jax.nn.relu(y + x), dataclasses.replace(self, **moved)
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """The sides of a block's convolutions, and its outputs over its width."""
-
-    sides: tuple[int, ...]
-    wider: int
-
-
-BASIC, BOTTLENECK = Kind((3, 3), 1), Kind((1, 3, 1), 4)  # of ResNet-18 and 34; of ResNet-50
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 
 
@@ -111,15 +108,15 @@ class ResNet(Encoder):
     features: int = eqx.field(static=True)
 
     @classmethod
-    def new(cls, kind: Kind, depths: tuple[int, ...], *, key: Array) -> ResNet:
+    def new(cls, sides: Any, depths: tuple[int, ...], *, key: Array) -> ResNet:
         first, *keys = jax.random.split(key, 1 + sum(depths))
         inputs, layers, left = 64, [], iter(keys)
         for number, depth in enumerate(depths):
             width, blocks = 64 << number, []
             for place in range(depth):
                 stride = 2 if number > 0 and place == 0 else 1
-                blocks.append(Block.new(kind, inputs, width, stride, key=next(left)))
-                inputs = kind.wider * width
+                blocks.append(Block.new(sides, inputs, width, stride, key=next(left)))
+                inputs = WIDER[sides] * width
             layers.append(tuple(blocks))
         stem = {"conv1": Conv.new(3, 64, 7, 2, key=first), "bn1": BatchNorm.new(64)}
         return cls(**stem, **dict(zip(STAGES, layers)), features=inputs)

@@ -83,12 +83,10 @@ def head_certificate(
 def sentence(numbers: dict[str, Any]) -> str:
     """One line for a person."""
     kind = "ε-KKT" if numbers["kind"] == "KKTCertificate" else "ε-stationary"
-    shown = lambda value: "∞" if value is None else f"{value:.3g}"
-    return (
-        f"The head is {kind} with ε ≤ {shown(numbers['epsilon'])}, with probability "
-        f"{100 * numbers['confidence']:.0f} % (estimate {shown(numbers['estimated_epsilon'])}; "
-        "encoder frozen)."
-    )
+    shown = lambda name: "∞" if numbers[name] is None else f"{numbers[name]:.3g}"
+    probability = f"with probability {100 * numbers['confidence']:.0f} %"
+    estimate = f"estimate {shown('estimated_epsilon')}; encoder frozen"
+    return f"The head is {kind} with ε ≤ {shown('epsilon')}, {probability} ({estimate})."
 
 
 def weighted_loss(
