@@ -47,8 +47,8 @@ from bilevax.problems import BilevelProblem, MinimaxProblem, Point
 from bilevax.terms import Box, Free, L2Ball, Ridge, Simplex, Term
 from bilevax.trees import Tree
 
-#: Minibatches that a certificate draws, and rows of each.
-BATCHES, ROWS = 128, 256
+#: Minibatches that a certificate draws, and the most rows and entries that one has.
+BATCHES, ROWS, ENTRIES = 128, 256, 1 << 18
 CONFIDENCE = 0.95
 
 
@@ -63,7 +63,8 @@ def head_certificate(
     def source(split: str) -> Stratified:
         rows = images.rows(split)
         arrays = {"features": features[split], "label": images.label[rows]}
-        group, batch = images.group[rows], max(min(ROWS, len(rows)), len(images.groups))
+        group, most = images.group[rows], min(ROWS, ENTRIES // features[split].shape[1], len(rows))
+        batch = max(most, len(images.groups))
         return Stratified({**arrays, "group": group}, groups=group, batch=batch)
 
     # Copies on one device: the arrays of a run may lie on many.

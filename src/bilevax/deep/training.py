@@ -233,6 +233,8 @@ class Run:
         saved = self.checkpoints.best(self.state)
         assert saved is not None
         model = self.method.model(saved.state)
+        if first():
+            save_model(model, self.settings.out / "model.safetensors")
         results = {
             "settings": self.settings.as_dict(),
             **judged_on_all(self.feed, self.method, saved.state),
@@ -249,7 +251,6 @@ class Run:
         }
         if first():
             write_json(self.settings.out / "results.json", results)
-            save_model(model, self.settings.out / "model.safetensors")
         return Trained(model, results)
 
 
