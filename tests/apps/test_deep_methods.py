@@ -158,7 +158,7 @@ def trained_beside(method, ours, draws, check):
 def test_erm(l2):
     _, W, head = start()
     ours = reference.Weighted(W, head, GROUPS, reference.SGD(0.1, 0.9), l2=l2)
-    method = ERM(SGD, GROUPS, l2=l2)
+    method = ERM(SGD, GROUPS, l2=number(l2))
 
     def check(state):
         close(state.encoder.weight, ours.W)
@@ -347,17 +347,6 @@ def test_the_first_bilevel_step_by_differences_of_the_penalty():
     close(after.eta, down["eta"])
     close(after.y1, down["y1"])
     close(after.y2, reference.to_simplex(down["y2"]))
-
-
-def test_default_step_of_y():
-    """σ = 1/(3L + ε/(2D_y)), and z1 makes an unprojected step of it."""
-    method = bilevel(rho=5.0, L=2.0, D=0.25, eps=4.0)
-    batch, data = draw(0, 6, 6)
-    state = step(method, method.init(start()[0]), batch)
-    _, _, head = start()
-    ours = transcribed(rho=5.0)
-    wanted = head + ours.gradient_y(data, ours.x, ours.y)["z1"] / (3 * 2 + 4 / (2 * 0.25))
-    close(state.y.z1, wanted)
 
 
 def wild(iterations=1, **numbers):

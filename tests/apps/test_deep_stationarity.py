@@ -3,6 +3,7 @@
 import dataclasses
 
 import deep_transcription as reference
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -32,7 +33,6 @@ def data_of(*counts):
 # With groups of one size every minibatch has every row as often as any other: all are alike, so
 # that the radii of the certificate are 0 and its lines those of all rows.
 IMAGES, ROWS = data_of([7] * GROUPS, [4] * GROUPS, [1] * GROUPS)
-UNEQUAL = data_of([12, 3, 3, 10], [4, 3, 3, 4], [1] * GROUPS)
 EVEN = np.full(GROUPS, 1 / GROUPS)
 
 
@@ -171,22 +171,30 @@ def test_group_dro_lines_are_those_of_numpy(C):
     gain = rows.L + C / np.sqrt(counts) - 0.4 * (q - EVEN)
     x = np.linalg.norm(rows.pulled(q)[1] + L2 * head)
     equal(found, {"x": x, "y": to_simplex_normal(q, gain)})
+    assert "The head is ε-stationary with ε ≤" in sentence(found)
 
 
 def test_erm_is_the_mean_of_all_rows():
-    """Groups of several sizes: each has its share of the loss, and the lines their radius."""
-    (images, features), l2 = UNEQUAL, 0.3
-    head, method = RNG.normal(0, 0.5, (CLASSES, FEATURES)), ERM(Still(), GROUPS, l2=l2)
-    found = head_certificate(method, state_of(method, head), images, features)
-    rows, train = images.rows("train"), features["train"].astype(float)
-    losses, slope = reference.losses(train, head, images.label[rows])
-    x = np.linalg.norm(slope.T @ train / len(rows) + l2 * head)
-    radius = found["y"]  # fixed weights gain nothing: this line is its radius
-    assert 0 < radius < 2
-    assert abs(found["x"] - radius - x) < radius
-    wanted = losses.mean() + l2 / 2 * (head**2).sum()
-    assert found["objective"] == pytest.approx(wanted, rel=0.05)
-    assert "The head is ε-stationary with ε ≤" in sentence(found)
+    """Groups of several sizes: each has its share of the loss, and its weight is fixed at that."""
+    images, features = data_of([12, 3, 3, 10], [4] * GROUPS, [1] * GROUPS)
+    rows, counts = images.rows("train"), images.counts[0]
+    batch = {"features": features["train"], "label": images.label[rows]}
+    source = lambda split: Stratified(
+        {**batch, "group": images.group[rows]}, groups=images.group[rows]
+    )
+    head, method = RNG.normal(0, 0.5, (CLASSES, FEATURES)), ERM(Still(), GROUPS, l2=L2)
+    problem, point = head_problem(method, state_of(method, head), source, counts)
+    np.testing.assert_allclose(point.y, counts / 28, rtol=1e-6)
+    on_all = lambda x, y: problem.objective(x, y, problem.data.everything())
+    value, slope = jax.jit(jax.value_and_grad(on_all))(point.x, point.y)
+    losses, wanted = reference.losses(features["train"].astype(float), head, images.label[rows])
+    assert float(value) == pytest.approx(losses.mean(), rel=1e-5)
+    np.testing.assert_allclose(slope, wanted.T @ features["train"] / 28, atol=1e-5)
+    np.testing.assert_allclose(problem.x.value(point.x), L2 / 2 * (head**2).sum(), rtol=1e-5)
+    # No other weights are in the domain, so nothing can be gained by any.
+    gain = jnp.asarray(RNG.normal(size=GROUPS), jnp.float32)
+    assert not np.any(problem.y.residual(point.y, gain))
+    assert float(problem.y.diameter(point.y)) == 0
 
 
 def test_without_a_ridge_the_gap_is_not_bounded():

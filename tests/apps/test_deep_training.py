@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from deep_runs import COUNTS, arrays, same, settings, write_images
+from deep_runs import COUNTS, arrays, same, settings, small_cnn, write_images
 
 from bilevax.cli import main
 from bilevax.deep import (
@@ -48,8 +48,7 @@ from bilevax.deep.training import Run
 def small():
     """A small network and few minibatches for certificates: most of the time is compilation."""
     with pytest.MonkeyPatch.context() as patch:
-        make = lambda key: networks.CNN.new(key=key, channels=(3, 8, 8))
-        patch.setitem(networks.ENCODERS, "cnn", make)
+        patch.setitem(networks.ENCODERS, "cnn", small_cnn)
         patch.setattr(stationarity, "BATCHES", 4)
         yield
 

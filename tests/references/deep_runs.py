@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from bilevax.deep import Settings
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.factories import images_of
+from bilevax.deep.networks import CNN
 from bilevax.deep.settings import run_settings
 from bilevax.deep.training import Run
 
@@ -37,6 +38,11 @@ def write_images(folder: Path) -> Path:
     with (folder / "images.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["filename", "label", "group", "split"], *rows])
     return folder / "images.csv"
+
+
+def small_cnn(key):
+    """In place of the network `cnn`: two layers take less time to compile than three."""
+    return CNN.new(key=key, channels=(3, 8, 8))
 
 
 def settings(data: Path, out: Path, **changes) -> Settings:
@@ -68,3 +74,10 @@ def same(a: Path, b: Path) -> None:
 def state_like(folder: Path):
     own = run_settings(folder)
     return Run(own, images_of(own)).state
+
+
+def mean_features(method, state, images, features):
+    """In place of a head's certificate, whose programs take long to compile."""
+    mean = float(np.mean([rows.mean() for rows in features.values() if rows.size]))
+    known = {"kind": "KKTCertificate", "confidence": 0.95}
+    return {**known, "epsilon": mean, "estimated_epsilon": mean}
