@@ -12,8 +12,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Most of the tests' time is compilation, and many programs are the same.
 KEPT = tempfile.TemporaryDirectory(prefix="bilevax-tests-")
-import os
-jax.config.update("jax_compilation_cache_dir", os.environ.get("TESTS_CACHE") or KEPT.name)
+jax.config.update("jax_compilation_cache_dir", KEPT.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -2,7 +2,6 @@
 
 import collections
 
-import deep_transcription as reference
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import optax
 import pytest
 from jaxtyping import Array
 
+import deep_transcription as reference
 from bilevax.deep.bilevel import BilevelDRO
 from bilevax.deep.group_dro import ERM, GroupDRO
 from bilevax.deep.layers import Statistics

@@ -2,13 +2,13 @@
 
 import math
 
-import deep_transcription as reference
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import deep_transcription as reference
 from bilevax.deep import networks
 from bilevax.deep.layers import BatchNorm, Conv, max_pool
 from bilevax.deep.methods import encoded

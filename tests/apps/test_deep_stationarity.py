@@ -2,12 +2,12 @@
 
 import dataclasses
 
-import deep_transcription as reference
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import deep_transcription as reference
 from bilevax.data import Stratified
 from bilevax.deep import ERM, BilevelDRO, GroupDRO, Images, Method, Model, stationarity
 from bilevax.deep.bilevel import Maximised

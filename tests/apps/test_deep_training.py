@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from deep_runs import COUNTS, arrays, same, settings, small_cnn, write_images
 
 from bilevax.cli import main
 from bilevax.deep import (
@@ -42,6 +41,7 @@ from bilevax.deep.optimizers import direction
 from bilevax.deep.settings import from_dict, read_settings
 from bilevax.deep.tables import SPLITS
 from bilevax.deep.training import Run
+from deep_runs import COUNTS, arrays, same, settings, small_cnn, write_images
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,13 +16,13 @@ import pytest
 
 pytest.importorskip("orbax.checkpoint")
 
-from deep_runs import SIDE, mean_features, same, settings, small_cnn, write_images
 from PIL import Image
 
 from bilevax.deep import evaluation, networks, train
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.pixels import ImageError, load, stream
 from bilevax.deep.tables import ImageTable
+from deep_runs import SIDE, mean_features, same, settings, small_cnn, write_images
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and limits")
 RUN = [

@@ -225,4 +225,6 @@ def test_a_state_begins_with_its_own_types():
     solver, problem, start = CASES["ExtraGradient"]()
     solver = solver.prepare(problem, start, 0.1)
     state = initial(solver, problem, start)
-    assert all(isinstance(leaf, jax.Array) and not leaf.weak_type for leaf in jax.tree.leaves(state))
+    assert all(
+        isinstance(leaf, jax.Array) and not leaf.weak_type for leaf in jax.tree.leaves(state)
+    )

@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 import time
-import types
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,8 @@ import bilevax as bx
 from bilevax import terms
 from bilevax.driver import checkpoint as checkpoints
 from bilevax.driver import schedule
-from bilevax.problems import library
 from bilevax.driver.solution import Status
+from bilevax.problems import library
 
 get = functools.cache(library.get)  # the same functions each time, so one compilation serves all
 
