@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long browser format bench clean
+.PHONY: demo test test-long mutants browser format bench clean
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -44,6 +44,10 @@ test: .venv/dev browser
 # The tests that `make test` leaves out for their length, too.
 test-long: .venv/dev
 	$(BIN)/pytest -n 2 --dist worksteal -m "long or not long"
+
+# Small faults of the source, one at a time: the short tests must fail on each of them.
+mutants: .venv/dev
+	$(BIN)/python tests/mutants.py
 
 format: .venv/dev
 	$(BIN)/ruff format

@@ -10,13 +10,13 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import bilevax as bx
 from bilevax.driver import loop, schedule
-from bilevax.problems import library
+from bilevax.solvers import default_solver
 from bilevax.solvers.base import initial
+from instances import get, noisy, same
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -67,12 +67,13 @@ import jax.numpy as jnp
 upper = counted("upper", lambda x, y, d: jnp.sum((x - 0.5) ** 2) + jnp.sum((y - d) ** 2))
 lower = counted("lower", lambda x, y, d: jnp.sum((y - x) ** 2))
 constraints = counted("constraints", lambda x, y, d: y - d)
-for data in (0.1, 0.2):
+for data, bound, tolerance, options in ((0.1, 1.0, 1e-3, {}), (0.2, 2.0, 1e-4, {"rho": 3.0})):
     problem = bx.ConstrainedBilevelProblem(
-        upper, lower, constraints=constraints, x=bx.terms.Box(-1.0, 1.0),
-        y=bx.terms.Box(-1.0, 1.0), data=np.asarray(data),
+        upper, lower, constraints=constraints, x=bx.terms.Box(-1.0, bound),
+        y=bx.terms.Box(-bound, 1.0), data=np.asarray(data),
     )
-    bx.solve(problem, bx.Point(x=np.zeros(2), y=np.zeros(2)), tolerance=1e-3)
+    bx.solve(problem, bx.Point(x=np.zeros(2), y=np.zeros(2)), tolerance=tolerance,
+             solver=bx.Adaptive(**options))
 print(json.dumps(notes))
 """
 
@@ -81,34 +82,40 @@ print(json.dumps(notes))
 def counts():
     """What README's ten lines, a constrained problem and that one with other data take."""
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    example = "\n".join(line for line in example.splitlines() if not line.startswith("print"))
     code = f"README = {example!r}\n{COUNTED}"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    return json.loads(found.stdout)
+    *shown, last = found.stdout.splitlines()
+    return shown, json.loads(last)
 
 
 @pytest.mark.parametrize(("which", "most"), [(0, 10), (1, 16)], ids=["README", "constrained"])
 def test_a_first_answer_compiles_few_programs_and_traces_each_function_seldom(which, most):
-    note = counts()[which]
+    note = counts()[1][which]
     assert note["certified"]
     assert 0 < note["compiled"] <= most
     assert len(note["traced"]) == 2 + which
     assert all(1 <= times <= 6 for times in note["traced"].values()), note["traced"]
 
 
-def test_other_data_compile_nothing():
-    note = counts()[2]
+def test_the_readmes_example_prints_a_certificate():
+    shown, _ = counts()
+    assert shown[0].startswith("Certified")
+    assert any("epsilon" in line for line in shown)
+
+
+def test_other_numbers_compile_nothing():
+    """Other data, bounds and tolerance, and options of the method."""
+    note = counts()[1][2]
     assert note == {"compiled": 0, "traced": {}, "certified": True}
 
 
 STEP = jnp.asarray(10**6)
-UNIQUE = functools.cache(lambda: library.get("unique_saddle"))
 SAPD = bx.SAPD(iterations=2, tau=0.1, sigma=0.1, theta=1.0)
 
 
 def bilevel(solver):
-    return solver, UNIQUE().problem, UNIQUE().start
+    return solver, get("unique_saddle").problem, get("unique_saddle").start
 
 
 def saddle(solver):
@@ -118,9 +125,9 @@ def saddle(solver):
     return solver, problem, bx.Point(x=jnp.ones(2), y=jnp.zeros(2))
 
 
-def noisy(solver):
-    instance = library.noisy("unique_saddle", deviation=0.3)
-    return solver, instance.problem, instance.start
+def sampled(solver):
+    instance = noisy("unique_saddle", deviation=0.3)
+    return solver or default_solver(instance.problem), instance.problem, instance.start
 
 
 CASES = {
@@ -130,9 +137,10 @@ CASES = {
     "OptFOM": lambda: saddle(bx.OptFOM(strong_convexity=1.0, strong_concavity=0.1)),
     "ExtraGradient": lambda: saddle(bx.ExtraGradient()),
     "ExtraGradient by the gap": lambda: saddle(bx.ExtraGradient(stop="gap")),
-    "minibatches": lambda: noisy(
+    "minibatches": lambda: sampled(
         bx.PenaltyMethod(outer=bx.StochasticProximalPoint(iterations=9, inner=SAPD), epsilon=0.1)
     ),
+    "minibatches by default": lambda: sampled(None),
 }
 
 
@@ -176,7 +184,7 @@ def tiers(monkeypatch):
 
 
 def two_tier_run(**options):
-    instance = UNIQUE()
+    instance = get("unique_saddle")
     return bx.solve(instance.problem, instance.start, tolerance=1e-3, progress=False, **options)
 
 
@@ -200,8 +208,9 @@ def test_a_run_is_the_same_wherever_it_is_cut_around_the_change_of_programs(cuts
     rest = two_tier_run(resume=path)
     assert tiers[-1] == "optimised"
     assert rest.gradients == whole.gradients
-    same = jax.tree.map(np.array_equal, rest.state.solver_state, whole.state.solver_state)
-    assert jax.tree.all(same)
+    assert same(rest.state.solver_state, whole.state.solver_state)
+    assert same(rest.point, whole.point)
+    assert list(tmp_path.iterdir()) == [path]
     assert rest.certificate == whole.certificate
     assert set(whole.history["gradients"]) <= set(rest.history["gradients"])
 

@@ -576,8 +576,9 @@ def test_float32_reaches_what_float32_can():
     problem, start = clipped(np.float32(0.1)), single(LINE)
     solution = bx.solve(problem, start, tolerance=1e-2, solver=bx.Adaptive(), max_gradients=MOST)
     assert solution.status == "certified", solution.status
-    leaves = jax.tree.leaves((solution.point, solution.state.solver_state.reformulation.bounds))
-    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
+    leaves = jax.tree.leaves((solution.point, solution.state.solver_state))
+    floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    assert {leaf.dtype for leaf in floats} == {jnp.dtype("float32")}
     assert solution.certificate.objective == pytest.approx(0.01, abs=3e-2)
 
 
@@ -703,7 +704,7 @@ def test_the_smoothness_of_f_is_not_taken_for_that_of_f_with_weighed_constraints
 @functools.cache
 def solved_within(bound):
     problem = clipped(np.asarray(0.1), multiplier_bound=bound)
-    return bx.solve(problem, LINE, tolerance=TOLERANCE, solver=bx.Adaptive(), max_gradients=60_000)
+    return bx.solve(problem, LINE, tolerance=TOLERANCE, solver=bx.Adaptive(), max_gradients=20_000)
 
 
 def test_a_given_bound_is_used_and_kept():
@@ -819,6 +820,7 @@ def test_the_penalty_method_follows_the_paper_on_a_linear_problem():
         assert int(state.gradients) == begun + 2 * count
 
 
+@pytest.mark.long  # test_compilation.py solves one with other data, and compiles nothing
 def test_data_is_an_argument_and_not_a_constant_of_the_program():
     """Four megabytes of data would be four megabytes of program text if they were built in."""
     large = np.random.default_rng(0).normal(size=(250_000, 2))

@@ -986,6 +986,8 @@ def test_along_the_lower_solutions_only_the_bilevel_one_is_certified(name):
         assert case.certify(p, witnesses=False).epsilon >= 5e-3
 
 
+# Long: constants that cancel, which the test for rounding below has in sixty problems.
+SEARCHED = [*VARIANTS[:3], pytest.param(VARIANTS[3], marks=pytest.mark.long)]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
 
 
@@ -1000,7 +1002,7 @@ def test_planted_points_are_certified_without_witnesses(name, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["quadratic", pytest.param("upper", marks=pytest.mark.long)])
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", SEARCHED, ids=str)
 def test_no_false_certificate_without_witnesses(variant, name, seed):
     """The search may find no ρ and λ with which rounding hides what is left."""
     rng, case = np.random.default_rng(seed_of(name) + 5 + seed), case_of(name, seed, **variant)

@@ -3,39 +3,36 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax.problems import library
 from bilevax.solvers import adaptive
+from instances import get, same
 
 TOLERANCE = 0.1
 
 
-@pytest.fixture
-def mistrustful(monkeypatch):
-    """Adaptive that gives up at its first look."""
-    monkeypatch.setattr(adaptive, "MISTRUST", 0.5)
+@pytest.fixture(scope="module", autouse=True)
+def mistrustful():
+    """Adaptive that gives up at its first look. (In test_solve.py it does not.)"""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adaptive, "MISTRUST", 0.5)
+        jax.clear_caches()
+        yield
     jax.clear_caches()
-    yield
-    jax.clear_caches()
 
 
-def run_of(instance, **options):
-    return functools.partial(
-        bx.solve, instance.problem, instance.start, tolerance=TOLERANCE, **options
-    )
+def run(**options):
+    instance = get("unique_saddle")
+    return bx.solve(instance.problem, instance.start, tolerance=TOLERANCE, **options)
 
 
-def same(a, b):
-    return jax.tree.all(jax.tree.map(lambda u, v: bool(jnp.array_equal(u, v)), a, b))
+whole_run = functools.cache(run)
 
 
-def test_the_papers_method_takes_over_and_certifies(mistrustful):
-    instance = library.get("unique_saddle")
-    solution = run_of(instance)()
+def test_the_papers_method_takes_over_and_certifies():
+    instance, solution = get("unique_saddle"), whole_run()
     assert solution.status == "certified"
     assert isinstance(solution.solver, bx.PenaltyMethod)
     assert "since then PenaltyMethod" in str(solution.status)
@@ -44,9 +41,8 @@ def test_the_papers_method_takes_over_and_certifies(mistrustful):
     assert bx.certify(instance.problem, solution.point).certified(TOLERANCE)
 
 
-def test_a_run_that_fell_back_is_resumed_bit_for_bit(mistrustful, tmp_path):
-    run = run_of(library.get("unique_saddle"))
-    whole = run()
+def test_a_run_that_fell_back_is_resumed_bit_for_bit(tmp_path):
+    whole = whole_run()
     path = tmp_path / "run.state"
     fell = whole.state.fell_back_at
     assert run(max_gradients=fell + 1000, checkpoint=path).status == "budget spent"
@@ -57,18 +53,12 @@ def test_a_run_that_fell_back_is_resumed_bit_for_bit(mistrustful, tmp_path):
     assert same(in_memory.point, whole.point)
 
 
-def test_where_the_paper_cannot_take_over_the_status_says_why(mistrustful, monkeypatch):
+def test_where_the_paper_cannot_take_over_the_status_says_why(monkeypatch):
     def refuse(*_):
         raise ValueError("x1 is unbounded")
 
     monkeypatch.setattr(bx.PenaltyMethod, "prepare", refuse)
-    solution = run_of(library.get("unique_saddle"))()
+    solution = run()
     assert solution.status == "stalled"
     assert "cannot take over: x1 is unbounded" in str(solution.status)
     assert isinstance(solution.solver, bx.Adaptive)
-
-
-def test_without_mistrust_nothing_falls_back():
-    solution = run_of(library.get("unique_saddle"))()
-    assert solution.state.fell_back_at is None
-    assert "PenaltyMethod" not in str(solution.status)

@@ -419,8 +419,8 @@ def test_what_is_not_registered_is_asked_for():
         bx.certify(bare, START)
     with pytest.raises(TypeError, match="Adaptive solves a BilevelProblem, not a ConvexProblem"):
         bx.solve(problem(), START, solver=bx.Adaptive())
+    saddle = bx.MinimaxProblem(lambda x, y: jnp.sum(x * y), terms.Box(-1.0, 1.0), terms.Free())
     with pytest.raises(TypeError, match="ProximalGradient solves a ConvexProblem, not a Minimax"):
-        saddle = bx.MinimaxProblem(lambda x, y: jnp.sum(x * y), terms.Box(-1.0, 1.0), terms.Free())
         bx.solve(saddle, bx.Point(x=jnp.zeros(1), y=jnp.zeros(1)), solver=ProximalGradient())
     with pytest.raises(TypeError, match="register: colour must be one of definition"):
         register(Bare, colour="red")

@@ -188,14 +188,20 @@ def test_its_accuracy_under_noise_is_what_was_asked():
     assert float(prepared.deviation) ** 2 == pytest.approx(true, rel=0.25)  # of 64 batches
 
     @eqx.filter_jit
-    def distance(seed):
+    @jax.vmap
+    def distances(seed):
         solver = eqx.tree_at(lambda s: s.key, prepared, seed)
         s = solver.advance(saddle, solver.init(saddle, start), jnp.asarray(10**9))
         return jnp.sum(s.x**2) + jnp.sum(s.y**2)
 
-    squares = [float(distance(jnp.asarray(k))) for k in range(20)]
+    squares = np.asarray(distances(jnp.arange(20)))
     assert np.mean(squares) <= hat**2
     assert np.mean(squares) > 1e-4 * hat**2  # there is noise
+
+
+@eqx.filter_jit
+def one_step(solver, problem, state):
+    return solver.step(problem, state, jnp.asarray(10**6))
 
 
 def test_the_average_weighs_late_iterates_more():
@@ -207,7 +213,7 @@ def test_the_average_weighs_late_iterates_more():
         state = solver.init(saddle, START)
         seen = []
         for _ in range(6):
-            state = solver.step(saddle, state, jnp.asarray(10**6))
+            state = one_step(solver, saddle, state)
             seen.append(np.asarray(state.x))
         weights = [0.0] * 5 + [1.0] if theta == 0 else [theta ** -(k + 1.0) for k in range(6)]
         np.testing.assert_allclose(state.average[0], np.average(seen, axis=0, weights=weights))

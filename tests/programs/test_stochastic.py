@@ -2,10 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
-import time
 
 import equinox as eqx
 import jax
@@ -19,10 +15,8 @@ from bilevax.certificates.sampled import RUN_KEYS as RUNS
 from bilevax.data.host import EPOCHS_APART
 from bilevax.data.source import HELD_OUT
 from bilevax.problems import library
-from bilevax.problems.validate import validate
-from bilevax.solvers import default_solver
-
-noisy = functools.cache(library.noisy)  # the same functions each time: one compilation serves all
+from bilevax.problems.deviation import biased
+from instances import noisy
 
 
 def method(smoothness=6.2, steps=2, outer=400, key=0, **options):
@@ -118,11 +112,11 @@ def test_every_iterate_is_as_likely_the_answer():
     "name", ["unique_saddle", pytest.param("matrix_game", marks=pytest.mark.long)]
 )
 def test_nearly_kkt_in_expectation(name):
-    """The random answer, over some keys; `benchmarks/stochastic.py` has all problems and 20."""
+    """The random answer, over two keys; `benchmarks/stochastic.py` has all problems and 20."""
     instance = noisy(name, deviation=0.3)
     L = float(bx.PenaltyMethod().prepare(library.get(name).problem, instance.start, 0.1).smoothness)
     nearly = []
-    for key in range(4):
+    for key in range(2):
         solution = bx.solve(
             instance.problem,
             instance.start,
@@ -138,7 +132,7 @@ def test_nearly_kkt_in_expectation(name):
 
 def test_stopped_anywhere_and_resumed_it_is_the_same_run(tmp_path):
     whole = solved(solver=method(estimator=bx.Recursive(0.1)))
-    for cut in (1, 63, 250, 777):
+    for cut in (1, 777):
         file = tmp_path / f"{cut}.state"
         solved(solver=method(estimator=bx.Recursive(0.1)), max_gradients=cut, checkpoint=file)
         again = solved(solver=method(estimator=bx.Recursive(0.1)), resume=file)
@@ -147,140 +141,14 @@ def test_stopped_anywhere_and_resumed_it_is_the_same_run(tmp_path):
         assert again.certificate.as_dict() == whole.certificate.as_dict()
 
 
-SCRIPT = """
-import sys
-import jax
-jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_compilation_cache_dir", sys.argv[2])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-import numpy as np
-import bilevax as bx
-from bilevax.problems import library
-
-instance = library.noisy("double_well", deviation=0.3)
-inner = bx.SAPD(iterations=2, tau=0.08, sigma=0.08, theta=1.0)
-outer = bx.StochasticProximalPoint(iterations=10**6, inner=inner)
-solution = bx.solve(
-    instance.problem, instance.start, tolerance=1e-7, max_gradients=300_000, progress=False,
-    solver=bx.PenaltyMethod(epsilon=0.1, outer=outer), checkpoint=sys.argv[1], resume=sys.argv[1],
-    callback=lambda s: print("look", flush=True),
-)
-leaves = [np.asarray(a).ravel() for a in jax.tree.leaves(solution.state.solver_state)]
-print("end", " ".join(a.tobytes().hex() for a in leaves), flush=True)
-"""
-
-
-def run_until(arguments, looks, seconds=0.0):
-    """Run the script, killed so long after so many looks; its last line, None if it was killed."""
-    command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        for count, line in enumerate(process.stdout, 1):
-            if line.startswith("end"):
-                process.wait()
-                return line
-            if looks is not None and count >= looks:
-                time.sleep(seconds)  # amid steps, a look or the writing of a state
-                process.kill()
-                process.wait()
-                return None
-    raise AssertionError(f"ended with {process.returncode}")
-
-
-@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.long)])
-def test_killed_many_times_it_ends_where_an_untouched_run_ends(tmp_path, times):
-    cache = tmp_path / "cache"
-    whole = run_until((tmp_path / "whole.state", cache), None)
-    rng = np.random.default_rng(0)
-    file = tmp_path / "killed.state"
-    for _ in range(times):
-        assert run_until((file, cache), int(rng.integers(1, 4)), rng.uniform(0, 0.05)) is None
-    assert run_until((file, cache), None) == whole
-
-
-SHARDED = """
-import sys
-import jax
-jax.config.update("jax_enable_x64", True)
-process, processes, port, checkpoint = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-if processes > 1:
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"localhost:{port}", processes, process)
-import dataclasses
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-import bilevax as bx
-from bilevax.problems import library
-
-mesh = Mesh(np.asarray(jax.devices()), ("batch",))
-instance = library.noisy("double_well", deviation=0.3, batch=16)
-everywhere = lambda tree: bx.data.replicated(tree, mesh)
-source = bx.data.Arrays(
-    everywhere(instance.problem.data.arrays), 16,
-    sharding=NamedSharding(mesh, PartitionSpec("batch")),
-)
-problem = dataclasses.replace(instance.problem, data=source)
-inner = bx.SAPD(iterations=2, tau=0.08, sigma=0.08, theta=1.0)
-solver = bx.PenaltyMethod(
-    epsilon=0.1, outer=bx.StochasticProximalPoint(iterations=300, inner=inner)
-)
-for most in (300, 900):  # the second call goes on from the first one's file
-    solution = bx.solve(
-        problem, everywhere(instance.start), tolerance=1e-7, solver=solver, max_gradients=most,
-        max_seconds=1e6, progress=False, checkpoint=checkpoint, resume=checkpoint,
-    )
-    if processes > 1:
-        from jax.experimental.multihost_utils import sync_global_devices
-        sync_global_devices("written")
-p = solution.state.solver_state.outer.inner
-flat = np.concatenate([np.asarray(a).ravel() for a in jax.tree.leaves((p.x, p.y))])
-print("devices", jax.device_count(), "at", *(repr(float(v)) for v in flat), flush=True)
-"""
-
-
-def started(process, processes, port, checkpoint, devices):
-    command = [sys.executable, "-c", SHARDED, str(process), str(processes), str(port)]
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    return subprocess.Popen(
-        [*command, str(checkpoint)], stdout=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def ended(process):
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0
-    (line,) = [line for line in out.splitlines() if line.startswith("devices")]
-    words = line.split()
-    return int(words[1]), np.asarray([float(w) for w in words[3:]])
-
-
-def test_devices_and_processes_give_the_same_iterates(tmp_path):
-    import socket
-
-    one = ended(started(0, 1, 0, tmp_path / "one.state", 1))
-    eight = ended(started(0, 1, 0, tmp_path / "eight.state", 8))
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    pair = [started(k, 2, port, tmp_path / "pair.state", 2) for k in (0, 1)]
-    first, second = (ended(process) for process in pair)
-    assert [one[0], eight[0], first[0], second[0]] == [1, 8, 4, 4]
-    np.testing.assert_allclose(eight[1], one[1], atol=1e-10)
-    np.testing.assert_allclose(first[1], one[1], atol=1e-10)
-    np.testing.assert_array_equal(second[1], first[1])
-
-
 def test_certificates_from_samples_hold_as_often_as_they_say():
-    """Over 60 draws the true lines lie in their intervals, and never is ε called too small."""
+    """Over 30 draws the true lines lie in their intervals, and never is ε called too small."""
     instance = noisy("unique_saddle", deviation=0.3)
     point = solved().point
     exact = bx.certify(instance.problem, point)
     assert type(exact) is bx.KKTCertificate
     held = 0
-    for key in range(60):
+    for key in range(30):
         certificate = bx.certify(instance.problem, point, batches=20, confidence=0.8, key=key)
         assert type(certificate) is bx.SampledCertificate
         inside = [
@@ -288,7 +156,7 @@ def test_certificates_from_samples_hold_as_often_as_they_say():
             for name, value in exact.lines().items()
         ]
         held += all(inside)
-    assert held >= 0.8 * 60
+    assert held >= 0.8 * 30
     assert certificate.epsilon > certificate.estimate.epsilon
 
 
@@ -515,14 +383,12 @@ def test_functions_that_are_no_means_are_told():
         function = lambda x, y, d: reduce(d["a"]) * jnp.sum(x) + jnp.sum(x * y)
         return bx.MinimaxProblem(function, box, box, data=source)
 
-    options = {"max_gradients": 10, "progress": False}
     plain = bx.data.Arrays(arrays, batch=20)
     with pytest.warns(UserWarning, match="not a sum"):
-        bx.solve(problem(jnp.sum, plain), start, **options)
+        bx.solve(problem(jnp.sum, plain), start, max_gradients=10, progress=False)
     balanced = bx.data.Stratified(arrays, groups=groups, batch=20)
-    with pytest.warns(UserWarning, match="within each group"):
-        bx.solve(problem(jnp.mean, balanced), start, **options)
-    bx.solve(problem(jnp.mean, plain), start, **options)
+    assert "within each group" in biased(problem(jnp.mean, balanced), start)
+    assert not biased(problem(jnp.mean, plain), start)
 
 
 def test_keys_and_checks_of_stochastic_problems():
@@ -660,18 +526,3 @@ def test_constant_steps_are_half_of_one_over_the_smoothness():
     start = bx.Point(x=jnp.ones(1), y=jnp.ones(1))
     prepared = bx.SAPD(iterations=3, theta=1.0).prepare(problem, start, 0.1)
     assert (float(prepared.tau), float(prepared.sigma)) == (0.25, 0.25)
-
-
-def test_a_step_leaves_the_types_of_a_state_as_they_were():
-    """Or the loop would be compiled twice. `Adaptive` and the stochastic default."""
-    for stochastic in (False, True):
-        name = "unique_saddle"
-        instance = noisy(name, deviation=0.3) if stochastic else library.get(name)
-        problem = instance.problem
-        start = validate(problem.reference(), instance.start)
-        solver = default_solver(problem).prepare(problem, start, 0.1)
-        state = eqx.filter_jit(solver.init)(problem, start)
-        following = eqx.filter_jit(solver.advance)(problem, state, jnp.asarray(500))
-        assert int(following.gradients) > 100
-        types = lambda tree: [leaf.aval for leaf in jax.tree.leaves(tree)]
-        assert types(state) == types(following)

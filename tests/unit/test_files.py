@@ -22,11 +22,16 @@ def test_bytes_are_written_one_behind_the_other(tmp_path):
 def test_a_writing_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    with pytest.raises(RuntimeError, match="halfway"), files.replaced(path) as temporary:
-        temporary.write_bytes(b"ne")
-        assert path.read_bytes() == b"old"
-        assert temporary.parent == path.parent
-        raise RuntimeError("halfway")
+
+    def fail():
+        with files.replaced(path) as temporary:
+            temporary.write_bytes(b"ne")
+            assert path.read_bytes() == b"old"
+            assert temporary.parent == path.parent
+            raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        fail()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -86,5 +91,5 @@ def test_a_file_that_could_not_be_written_is_refused_before_the_run(tmp_path):
 
 def test_a_file_without_permission_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "access", lambda path, how: False)
-    with pytest.raises(PermissionError, match="json: .* cannot be written"):
+    with pytest.raises(PermissionError, match=r"json: .* cannot be written"):
         files.check_writable(tmp_path / "a", "json")

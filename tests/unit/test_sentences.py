@@ -50,6 +50,8 @@ def test_a_relative_tolerance_is_told_as_it_was_asked_for():
 
 def test_a_certificate_from_samples_says_how_sure_it_is():
     found = sampled(certificate(gap=0.02), radii=dict.fromkeys(LINES, 0.01))
+    assert found.epsilon == pytest.approx(0.03)  # what is on top of the estimate counts
+    assert found.advice("gap") == found.estimate.advice("gap")
     status = sentences.certified(summary(certificate=found, tolerance=0.1))
     assert "≤ 0.1, with probability 0.95 over the samples looked at, after" in str(status)
 

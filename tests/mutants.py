@@ -1,0 +1,194 @@
+"""Small faults of the source, one at a time, each of which the short suite must notice.
+
+    python tests/mutants.py [WORD …]
+
+takes those whose file or text has one of the words, or all. A fault that survives, or whose text is
+not found exactly once, is an error. First the tests that are named must pass without any fault.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+# At the same time; each takes a core and up to 2 GB.
+PARALLEL = 2
+
+
+class Fault(NamedTuple):
+    """In `file`, `old` becomes `new`, and one of `tests` fails."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+CERTIFICATES = "tests/programs/test_certificates.py::"
+CONSTRAINED = "tests/programs/test_constrained_certificates.py::"
+OUTSIDE = "tests/programs/test_outside.py::"
+CUT = OUTSIDE + "test_cut_saved_and_resumed_it_is_the_same_run[cuts2]"
+DEFINITION = CERTIFICATES + "test_lines_agree_with_the_definition[matrix_game]"
+CONSTRAINED_DEFINITION = CONSTRAINED + "test_lines_agree_with_the_definition[upper]"
+SCHEDULE = "tests/unit/test_schedule.py::"
+
+FAULTS = [
+    # Certificates that would say yes where they should say no.
+    Fault("certificates/residuals.py", '"response_z1": z1 + rho', '"response_z1": rho',
+          (DEFINITION,)),
+    Fault("certificates/residuals.py", "below - y2 - fall", "below - y2 + fall", (DEFINITION,)),
+    Fault("certificates/residuals.py", "jnp.sqrt(x1**2 + y1**2 + y2**2)", "jnp.sqrt(x1**2 + y1**2)",
+          (DEFINITION,)),
+    Fault("certificates/residuals.py", "trees.axpy(rho, trees.subtract(a1, b1), f1)",
+          "trees.axpy(rho, trees.subtract(b1, a1), f1)", (DEFINITION,)),
+    Fault("certificates/residuals.py", "rho * (of_a[0] + of_a[1] + of_b[0] + of_b[2])",
+          "0 * (of_a[0] + of_a[1] + of_b[0] + of_b[2])",
+          (CERTIFICATES + "test_rounding_is_not_magnified_into_a_certificate",)),
+    Fault("certificates/kkt.py", 'trees.all_finite(terms) & jnp.isfinite(objective)',
+          'jnp.isfinite(objective)',
+          (CERTIFICATES + "test_outside_the_domain_epsilon_is_infinite",)),
+    Fault("certificates/stationarity.py", "problem.y.residual(point.y, trees.scale(-1, gy))",
+          "problem.y.residual(point.y, gy)",
+          (CERTIFICATES + "test_stationarity_agrees_with_the_definition",)),
+    Fault("certificates/constrained.py", "jnp.maximum(value - dual + fall, 0)",
+          "jnp.maximum(value - dual, 0)", (CONSTRAINED + "test_the_lower_gap_is_a_bound[upper]",)),
+    Fault("certificates/constrained.py", "jnp.all(leaf >= 0)", "jnp.all(leaf >= -1e9)",
+          (CONSTRAINED + "test_multipliers_of_the_wrong_sign_certify_nothing[upper]",)),
+    Fault("certificates/constrained.py", "_feasibility(here.at_z, dtype) + noise_z",
+          "_feasibility(here.at_y, dtype) + noise_z", (CONSTRAINED_DEFINITION,)),
+    Fault("certificates/constrained.py", "trees.axpy(-rho, bx, ax)", "trees.axpy(rho, bx, ax)",
+          (CONSTRAINED_DEFINITION,)),
+    Fault("certificates/definition.py", "inside & ~jnp.isnan(v)", "inside",
+          (CERTIFICATES + "test_nan_in_a_term_certifies_nothing",
+           CERTIFICATES + "test_stationarity_that_is_not_a_number_certifies_nothing")),
+    Fault("certificates/certificate.py", "return max(math.inf if", "return min(math.inf if",
+          (CERTIFICATES + "test_epsilon_is_the_largest_line",)),
+    Fault("certificates/certificate.py", "return all(value <=", "return any(value <=",
+          ("tests/programs/test_tolerances.py::test_a_line_may_have_its_share_on_top",)),
+    Fault("certificates/certificate.py", "size if math.isfinite(size) else 0.0", "size",
+          ("tests/programs/test_tolerances.py::test_a_line_may_have_its_share_on_top",)),
+    Fault("certificates/sampled.py", "{name: v + self.radii[name] for", "{name: v for",
+          ("tests/unit/test_sentences.py::test_a_certificate_from_samples_says_how_sure_it_is",)),
+    # The driver.
+    Fault("driver/schedule.py", "moves < STALL_MOVES", "moves <= STALL_MOVES",
+          (SCHEDULE + "test_the_numbers_of_the_rule",)),
+    Fault("driver/schedule.py", "max(following, self.next_check + self.between)", "following",
+          (SCHEDULE + "test_the_first_check_is_early_and_the_others_grow_apart",)),
+    Fault("driver/schedule.py", "return before - now >", "return now - before >",
+          (SCHEDULE + "test_a_method_with_a_theorem_is_spared_while_its_objective_falls",)),
+    Fault("driver/limits.py", "self.begun = clock.seconds", "self.begun = 0.0",
+          ("tests/unit/test_limits.py::test_seconds_count_from_the_beginning_of_a_call",)),
+    Fault("driver/sentences.py", "worst = max(lines", "worst = min(lines",
+          ("tests/unit/test_sentences.py::test_the_hint_names_the_largest_line",)),
+    Fault("driver/checkpoint.py", 'if not intact or hashlib.sha256(rest).hexdigest() != '
+          'header.get("sha256"):', "if not intact:",
+          ("tests/unit/test_checkpoint.py::test_one_changed_byte_is_noticed",)),
+    Fault("driver/checkpoint.py", "encode() + flat[::every].tobytes()", "encode()",
+          ("tests/unit/test_checkpoint.py::test_fingerprints_tell_runs_apart",)),
+    Fault("driver/judging.py", "excess(certificate) <= self.judge.excess(self.certificate)",
+          "excess(certificate) >= self.judge.excess(self.certificate)",
+          (OUTSIDE + "test_the_default_solver_finds_the_closed_form",)),
+    Fault("driver/loop.py", "self.schedule.next_check = self.reviewed_at = saved.next_check",
+          "self.reviewed_at = saved.next_check", (CUT,)),
+    Fault("driver/loop.py", "(min(limit, mark) if quickly else limit)", "limit",
+          ("tests/programs/test_compilation.py::"
+           "test_a_run_is_the_same_wherever_it_is_cut_around_the_change_of_programs[cuts3]",)),
+    Fault("driver/nonfinite.py", "low, last = middle, piece", "low = middle",
+          ("tests/programs/test_solve.py::"
+           "test_not_finite_is_said_and_located_even_on_the_last_step[0]",)),
+    # Problems and tools.
+    Fault("problems/point.py", "Point(**(self._blocks | blocks))",
+          "Point(**(blocks | self._blocks))",
+          ("tests/unit/test_point.py::test_a_point_does_not_change",)),
+    Fault("problems/validate.py", "        if not inside:\n", "        if inside:\n",
+          (OUTSIDE + "test_terms_of_both_sides_meet",)),
+    Fault("problems/reformulate.py", "y1 = rho * problem.y1", "y1 = problem.y1",
+          ("tests/programs/test_solvers.py::test_the_papers_method_certifies_every_instance",
+           "tests/programs/test_adaptive.py::"
+           "test_every_instance_is_certified_near_its_answer[soft_threshold]")),
+    Fault("functions.py", "key = (structure, *map(_kind, leaves), *_settings())",
+          "key = (structure, *_settings())", ("tests/unit/test_functions.py",)),
+    Fault("programs.py", "> most // 2", "> most", ("tests/unit/test_programs.py",)),
+    Fault("cache.py", "stat.S_IWGRP | stat.S_IWOTH", "stat.S_IWOTH", ("tests/unit/test_cache.py",)),
+    Fault("files.py", "os.fsync(file.fileno())", "pass", ("tests/unit/test_files.py",)),
+    # Solvers.
+    Fault("solvers/base.py", "s.gradients + self.gradients_per_step <= limit",
+          "s.gradients <= limit", (CUT,)),
+    Fault("solvers/extragradient.py", "prox(s.iterate - s.step_size * there)",
+          "prox(s.iterate - s.step_size * here)",
+          ("tests/programs/test_solvers.py::test_extragradient_solves_to_the_certificate",)),
+    Fault("solvers/optfom.py", "gamma = 8 / sigma_x", "gamma = 4 / sigma_x",
+          ("tests/programs/test_solvers.py::test_optfom_follows_the_paper_step_by_step",)),
+    Fault("solvers/proximal_point.py", "first(self.x_weight, 2 * smoothness)",
+          "first(self.x_weight, smoothness)",
+          ("tests/programs/test_solvers.py::test_proximal_point_follows_the_paper[start]",)),
+    Fault("solvers/continuation.py", "& (gap > FOLLOWED * self.before[1])", "",
+          ("tests/unit/test_continuation.py",)),
+    Fault("solvers/sapd.py", "beta = min(0.5, sy / sx, sx / sy)", "beta = min(0.5, sy / sx)",
+          ("tests/programs/test_sapd.py::test_constants_at_extreme_condition_numbers",)),
+    Fault("solvers/multipliers.py", "    if fixed(problem):\n        touched",
+          "    if not fixed(problem):\n        touched",
+          ("tests/programs/test_constrained.py::test_a_bound_grows_unless_it_is_the_one_given",)),
+    Fault("theory.py", "sigma_y = eps / (2 * Dq)", "sigma_y = eps / Dq",
+          ("tests/unit/test_theory.py",)),
+    Fault("solvers/penalty.py", "y_weight=epsilon / (2 * diameter)", "y_weight=epsilon / diameter",
+          ("tests/unit/test_theory.py",)),
+]  # fmt: skip
+
+
+def passes(source: Path, tests: list[str]) -> tuple[bool, str]:
+    """Whether these tests pass on this source, and the end of what they print."""
+    environment = os.environ | {
+        "PYTHONPATH": str(source),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider"]
+    command += ["-p", "no:xdist", *tests]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode not in (0, 1):  # pytest could not run, which proves nothing
+        raise RuntimeError(done.stdout + done.stderr)
+    return done.returncode == 0, done.stdout[-300:]
+
+
+def survives(fault: Fault) -> bool:
+    with tempfile.TemporaryDirectory(prefix="bilevax-mutant-") as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
+        file = source / "bilevax" / fault.file
+        file.write_text(file.read_text().replace(fault.old, fault.new))
+        return passes(source, list(fault.tests))[0]
+
+
+def main(words: list[str]) -> int:
+    chosen = [f for f in FAULTS if not words or any(w in f.file or w in f.old for w in words)]
+    wrong = [f for f in chosen if (SOURCE / "bilevax" / f.file).read_text().count(f.old) != 1]
+    for fault in wrong:
+        print(f"not found exactly once: {fault.file}: {fault.old!r}")
+    if wrong or not chosen:
+        return 1
+    fine, end = passes(SOURCE, sorted({test for fault in chosen for test in fault.tests}))
+    if not fine:
+        print(f"the tests fail without any fault:\n{end}")
+        return 1
+    begun, survived = time.monotonic(), 0
+    with concurrent.futures.ThreadPoolExecutor(PARALLEL) as pool:
+        for fault, alive in zip(chosen, pool.map(survives, chosen)):
+            survived += alive
+            name = "SURVIVED" if alive else "killed  "
+            print(f"{name} {fault.file}: {fault.old.strip()!r} → {fault.new.strip()!r}", flush=True)
+    print(f"{len(chosen)} faults, {survived} survived, {time.monotonic() - begun:.0f} s")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
