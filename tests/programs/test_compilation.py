@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import bilevax as bx
-from bilevax.driver import loop, schedule
+from bilevax.driver import pieces, schedule
 from bilevax.solvers import default_solver
 from bilevax.solvers.base import initial
 from instances import get, noisy, same
@@ -178,8 +178,8 @@ def tiers(monkeypatch):
         return steps
 
     monkeypatch.setattr(schedule, "QUICK_GRADIENTS", MARK)
-    monkeypatch.setattr(loop, "_quick_steps", noting("quick", loop._quick_steps))
-    monkeypatch.setattr(loop, "_optimised_steps", noting("optimised", loop._optimised_steps))
+    monkeypatch.setattr(pieces, "_quick_steps", noting("quick", pieces._quick_steps))
+    monkeypatch.setattr(pieces, "_optimised_steps", noting("optimised", pieces._optimised_steps))
     return taken
 
 

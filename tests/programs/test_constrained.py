@@ -19,7 +19,7 @@ from scipy import optimize
 import bilevax as bx
 import transcription
 from bilevax import terms
-from bilevax.driver.loop import piece_of_steps
+from bilevax.driver.pieces import piece_of_steps
 from bilevax.problems import library, linear
 from bilevax.problems.lagrangian import bilevel_point, lagrangian
 from bilevax.problems.validate import validate

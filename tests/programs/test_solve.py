@@ -164,7 +164,7 @@ def linear_regression(n, seed, traced):
 
 def test_data_is_an_argument_and_not_a_constant_of_the_program():
     """Eight megabytes of data would be eight megabytes of program text if they were built in."""
-    from bilevax.driver.loop import piece_of_steps
+    from bilevax.driver.pieces import piece_of_steps
     from bilevax.programs import quick
     from bilevax.solvers.base import initial
 

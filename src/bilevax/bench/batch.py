@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax.driver.limits import Clock, Limits
-from bilevax.driver.loop import Piece, Run, piece_of_steps
+from bilevax.driver.loop import Run
+from bilevax.driver.pieces import Piece, piece_of_steps
 from bilevax.driver.solution import Solution, Status
 from bilevax.programs import optimised, quick
 from bilevax.solvers import Solver, Task

@@ -129,6 +129,16 @@ class Verdicts:
         self.gradients += self.judge.cost
         self.certificate = self.judge.confirmed(self.best, self.confirmations)
 
+    def saved(self) -> dict[str, Any]:
+        """What a `RunState` keeps of this."""
+        return {
+            "best": self.best,
+            "check_gradients": self.gradients,
+            "history": {name: list(column) for name, column in self.history.items()},
+            "confirmations": self.confirmations,
+            "confirmed": self.confirmed,
+        }
+
     def restore(self, saved: RunState) -> None:
         """Go on with what an earlier run's checks have said."""
         self.best, self.gradients = saved.best, saved.check_gradients

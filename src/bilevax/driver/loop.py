@@ -8,48 +8,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array
 
-from bilevax import trees
-from bilevax.certificates.definition import compile_judge
 from bilevax.driver import schedule, sentences
 from bilevax.driver.checkpoint import RunState, check_same_run, fingerprint, load, save_or_warn
 from bilevax.driver.judging import Judge, Verdicts
 from bilevax.driver.limits import Clock, Limits
 from bilevax.driver.nonfinite import where_not_finite
+from bilevax.driver.pieces import Piece, compile_first, next_steps
 from bilevax.driver.solution import History, Solution, Status
 from bilevax.problems import Point
-from bilevax.programs import optimised, quick
 from bilevax.progress import Progress
 from bilevax.solvers.base import Solver, Task, initial
-from bilevax.trees import Tree
 
 RUNNING = Status("running", "Still running.")
-
-
-class Piece(NamedTuple):
-    """Where some steps ended: the state, whether the method is done and all numbers are finite."""
-
-    state: Any
-    done: Array
-    finite: Array
-    point: Point
-    signals: Tree
-
-
-def piece_of_steps(solver: Solver, problem: Any, state: Any, limit: Array) -> Piece:
-    """Steps up to `limit` gradients."""
-    state = solver.advance(problem, state, limit)
-    done, finite = solver.done(problem, state), trees.all_finite(state)
-    return Piece(state, done, finite, solver.output(problem, state), solver.signals(problem, state))
-
-
-_quick_steps, _optimised_steps = quick(piece_of_steps), optimised(piece_of_steps)
 
 
 class Run:
@@ -72,7 +47,8 @@ class Run:
         self.fell_back_at: int | None = None
         begun = time.perf_counter()
         self.state = self._refilled(initial(self.solver, task.problem, task.start))
-        self.verdicts = Verdicts(judge, self._compiled(judge).point)
+        compile_first(self.solver, task.problem, self.state, judge)
+        self.verdicts = Verdicts(judge, self._compiled().point)
         self.compile_seconds = time.perf_counter() - begun
         self.clock = Clock()
         self.limits.begin(self.clock, self.state.gradients)
@@ -214,23 +190,10 @@ class Run:
         return min(self.schedule.next_check, self.limits.most)
 
     def _steps(self, limit: int) -> Piece:
-        """Steps up to `limit` gradients in all, quickly compiled ones up to their mark."""
-        mark = schedule.QUICK_GRADIENTS
-        quickly = self.gradients + self.solver.gradients_per_step <= mark
-        steps = _quick_steps if quickly else _optimised_steps
-        own = np.asarray((min(limit, mark) if quickly else limit) - self.earlier)
-        return steps(self.solver, self.task.problem, self.state, own)
+        return next_steps(self.solver, self.task.problem, self.state, limit, self.earlier)
 
-    def _compiled(self, judge: Judge | None = None) -> Piece:
-        """A piece without a step; the program for checks is compiled at the same time."""
-        arguments = (self.solver, self.task.problem, self.state, np.asarray(0))
-        if judge is not None and jax.process_count() == 1:
-            ahead = _quick_steps.ahead(*arguments)
-            output = lambda solver, problem, state: solver.output(problem, state)
-            shapes = eqx.filter_eval_shape(output, *arguments[:3])
-            point = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
-            compile_judge(judge.problem, point, judge.relative > 0)
-            ahead.result()
+    def _compiled(self) -> Piece:
+        """A piece without a step: what it takes is compilation."""
         return jax.block_until_ready(self._steps(self.gradients))
 
     def _refilled(self, state: Any) -> Any:
@@ -245,7 +208,7 @@ class Run:
 
     @property
     def summary(self) -> sentences.Summary:
-        """What the sentences about a run are made of."""
+        """What the sentences about the run are made of."""
         return sentences.Summary(
             certificate=self.verdicts.certificate,
             tolerance=self.task.tolerance,
@@ -258,19 +221,16 @@ class Run:
         )
 
     def snapshot(self) -> RunState:
+        """Where the run stands."""
         return RunState(
             solver=self.solver,
             solver_state=self.state,
-            best=self.verdicts.best,
             next_check=self.schedule.next_check,
-            check_gradients=self.verdicts.gradients,
             seconds=self.clock.seconds,
-            history={name: list(column) for name, column in self.verdicts.history.items()},
             fingerprint=self.fingerprint,
             earlier=self.earlier,
             fell_back_at=self.fell_back_at,
-            confirmations=self.verdicts.confirmations,
-            confirmed=self.verdicts.confirmed,
+            **self.verdicts.saved(),
         )
 
     def _fresh(self, fell_back: bool) -> RunState:
@@ -296,20 +256,22 @@ class Run:
         self.limits.begin(self.clock, self.state.gradients)
 
     def solution(self, status: Status) -> Solution:
-        columns = {name: np.asarray(column) for name, column in self.verdicts.history.items()}
+        """What the run returns if it ends now."""
+        state = self.snapshot()
+        columns = {name: np.asarray(column) for name, column in state.history.items()}
         return Solution(
             status=status,
-            point=self.verdicts.best,
+            point=state.best,
             certificate=self.verdicts.certificate,
             tolerance=self.task.tolerance,
             relative_tolerance=self.task.relative,
             gradients=self.gradients,
-            check_gradients=self.verdicts.gradients,
-            seconds=self.clock.seconds,
+            check_gradients=state.check_gradients,
+            seconds=state.seconds,
             compile_seconds=self.compile_seconds,
             history=History(columns),
             solver=self.solver.part,
-            state=self.snapshot(),
+            state=state,
         )
 
 

@@ -1,0 +1,63 @@
+"""Pieces: some steps of a solver in one call of a compiled program."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.certificates.definition import compile_judge
+from bilevax.driver import schedule
+from bilevax.driver.judging import Judge
+from bilevax.problems import Point
+from bilevax.programs import optimised, quick
+from bilevax.solvers.base import Solver
+from bilevax.trees import Tree
+
+
+class Piece(NamedTuple):
+    """Where some steps ended: the state, whether the method is done and all numbers are finite."""
+
+    state: Any
+    done: Array
+    finite: Array
+    point: Point
+    signals: Tree
+
+
+def piece_of_steps(solver: Solver, problem: Any, state: Any, limit: Array) -> Piece:
+    """Steps up to `limit` gradients."""
+    state = solver.advance(problem, state, limit)
+    done, finite = solver.done(problem, state), trees.all_finite(state)
+    return Piece(state, done, finite, solver.output(problem, state), solver.signals(problem, state))
+
+
+_quick_steps, _optimised_steps = quick(piece_of_steps), optimised(piece_of_steps)
+
+
+def next_steps(solver: Solver, problem: Any, state: Any, limit: int, earlier: int) -> Piece:
+    """Steps up to `limit` gradients in all, of which `earlier` ones came before this state.
+
+    Up to QUICK_GRADIENTS they are steps of a program that was compiled quickly.
+    """
+    mark, done = schedule.QUICK_GRADIENTS, earlier + int(state.gradients)
+    quickly = done + solver.gradients_per_step <= mark
+    steps = _quick_steps if quickly else _optimised_steps
+    limit = min(limit, mark) if quickly else limit
+    return steps(solver, problem, state, np.asarray(limit - earlier))
+
+
+def compile_first(solver: Solver, problem: Any, state: Any, judge: Judge) -> None:
+    """Compile the program of the first steps in a thread, and that of the checks meanwhile."""
+    if jax.process_count() > 1:
+        return
+    ahead = _quick_steps.ahead(solver, problem, state, np.asarray(0))
+    output = lambda solver, problem, state: solver.output(problem, state)
+    shapes = eqx.filter_eval_shape(output, solver, problem, state)
+    point = jax.tree.map(lambda shape: np.zeros(shape.shape, shape.dtype), shapes)
+    compile_judge(judge.problem, point, judge.relative > 0)
+    ahead.result()
