@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 
 from bilevax.arguments import tracing
 from bilevax.functions import forget
@@ -17,6 +19,8 @@ from bilevax.functions import forget
 # On a CPU these two options make the compiler three times as fast, and what it compiles up to
 # three times as slow: right for a program that runs seldom.
 QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
+# With arguments of more entries than this, time to run outweighs time to compile in any program.
+LARGE = 1 << 20
 # Each compiled program maps memory, and Linux allows a process so many maps unless told otherwise.
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 USUAL_MOST_MAPS = 65_530
@@ -45,23 +49,23 @@ class Program:
     def __init__(self, function: Callable[..., Any], *, quick: bool):
         functools.update_wrapper(self, function)
         self._function, self._quick = function, quick
-        self._by_backend: dict[str, Any] = {}
+        self._jits: dict[bool, Any] = {}
 
-    def _jitted(self) -> Any:
-        backend = jax.default_backend()
-        if backend not in self._by_backend:
-            options = QUICK if self._quick and backend == "cpu" else None
+    def _jitted(self, arguments: tuple) -> Any:
+        on_cpu = jax.default_backend() == "cpu"
+        options = QUICK if self._quick and on_cpu and entries(arguments) <= LARGE else None
+        if (options is None) not in self._jits:
             jit: Any = eqx.filter_jit
-            self._by_backend[backend] = jit(self._function, compiler_options=options)
-        return self._by_backend[backend]
+            self._jits[options is None] = jit(self._function, compiler_options=options)
+        return self._jits[options is None]
 
     def __call__(self, *arguments: Any) -> Any:
         if any(tracing(leaf) for leaf in jax.tree.leaves(arguments)):
             return self._function(*arguments)
-        return self._jitted()(*arguments)
+        return self._jitted(arguments)(*arguments)
 
     def lower(self, *arguments: Any) -> Any:
-        return self._jitted().lower(*arguments)
+        return self._jitted(arguments).lower(*arguments)
 
     def ahead(self, *arguments: Any) -> Future:
         """Compile for these arguments in a thread; a call finds the program there."""
@@ -70,6 +74,13 @@ class Program:
         compiled = executor.submit(lowered.compile)
         executor.shutdown(wait=False)
         return compiled
+
+
+def entries(tree: Any) -> int:
+    """The number of entries of all arrays of a tree."""
+    return sum(
+        math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape")
+    )
 
 
 def quick(function: Callable[..., Any]) -> Program:

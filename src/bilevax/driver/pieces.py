@@ -14,7 +14,7 @@ from bilevax.certificates.definition import compile_judge
 from bilevax.driver import schedule
 from bilevax.driver.judging import Judge
 from bilevax.problems import Point
-from bilevax.programs import optimised, quick
+from bilevax.programs import entries, optimised, quick
 from bilevax.solvers.base import Solver
 from bilevax.trees import Tree
 
@@ -42,9 +42,9 @@ _quick_steps, _optimised_steps = quick(piece_of_steps), optimised(piece_of_steps
 def next_steps(solver: Solver, problem: Any, state: Any, limit: int, earlier: int) -> Piece:
     """Steps up to `limit` gradients in all, of which `earlier` ones came before this state.
 
-    Up to QUICK_GRADIENTS they are steps of a program that was compiled quickly.
+    The first ones are steps of a program that was compiled quickly.
     """
-    mark, done = schedule.QUICK_GRADIENTS, earlier + int(state.gradients)
+    done, mark = earlier + int(state.gradients), schedule.quick_gradients(entries((problem, state)))
     quickly = done + solver.gradients_per_step <= mark
     steps = _quick_steps if quickly else _optimised_steps
     limit = min(limit, mark) if quickly else limit
@@ -53,7 +53,7 @@ def next_steps(solver: Solver, problem: Any, state: Any, limit: int, earlier: in
 
 def compile_first(solver: Solver, problem: Any, state: Any, judge: Judge) -> None:
     """Compile the program of the first steps in a thread, and that of the checks meanwhile."""
-    if jax.process_count() > 1:
+    if jax.process_count() > 1 or not schedule.quick_gradients(entries((problem, state))):
         return
     ahead = _quick_steps.ahead(solver, problem, state, np.asarray(0))
     output = lambda solver, problem, state: solver.output(problem, state)

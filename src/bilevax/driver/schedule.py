@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import jax
 
+from bilevax.programs import LARGE
+
 # A run is checked when its gradients have grown by this factor since the last check: a schedule
 # that depends on the count of gradients alone, so that no run depends on the clock.
 FIRST_CHECK, CHECK_GROWTH = 64, 1.05
@@ -18,8 +20,9 @@ CHECK_SPARING = 10
 PIECE_SECONDS = 0.2
 LEAST_PIECE, MOST_PIECE = 8, 1 << 30
 # Up to so many gradients steps are taken by a program that was compiled quickly, then by one that
-# was compiled well. By the count and not by the clock, so that a resumed run is the same.
-QUICK_GRADIENTS = 100_000
+# was compiled well: fewer if the problem has more than so many entries. By counts and not by the
+# clock, so that a resumed run is the same.
+QUICK_GRADIENTS, QUICK_ENTRIES = 100_000, 20_000
 # Stalled: over this factor in gradients, in which the point moved this often, ε fell by less than
 # this share. (A point that has not moved is being worked on: a subproblem can be long.)
 STALL_SPAN, STALL_MOVES, STALL_SHARE = 8.0, 30, 1e-3
@@ -46,6 +49,11 @@ class Schedule:
     def postpone(self, gradients: int) -> None:
         """Leave a method that has just begun the time until a first check."""
         self.next_check = max(self.next_check, gradients + self.between)
+
+
+def quick_gradients(entries: int) -> int:
+    """The gradients after which the better program takes over, for a problem of so many entries."""
+    return 0 if entries > LARGE else QUICK_GRADIENTS // (1 + entries // QUICK_ENTRIES)
 
 
 def next_piece(piece: int, done: int, seconds: float) -> int:

@@ -30,26 +30,27 @@ from bilevax.solvers.reach import evened, extent, lengths, renewed
 from bilevax.terms import PerLeaf, Term
 from bilevax.trees import Tree
 
-# The method starts anew from where it is when the residual has fallen by this factor since it last
-# did, or when this share of all gradients went by.
+# A new anchor is set when the residual has fallen by this factor since the last one, or after this
+# share of all gradients.
 ANCHOR_FALL, ANCHOR_GRADIENTS = 0.4, 0.36
-# Steps between two looks at what is due.
+# Steps between two questions whether something is due.
 AT_A_TIME = 16
 # What may be due after a step.
 NOTHING, RESTART, CONCLUDE, BEGIN = range(4)
 # Largest step·‖F(u) − F(w)‖/‖u − w‖ at which an extragradient step is taken, and how steps grow.
 RATIO, GROW, SHRINK = 0.95, 1.05, 0.65
-# A subproblem is solved until its residual is this share of the proximal term's pull, or of what it
-# began with, or until it has taken this share of all gradients so far.
+# A subproblem is solved until its residual is this share of the proximal term's gradient, or of its
+# first residual, or until it has taken this share of all gradients so far, and at least so many.
 INNER_SHARE, INNER_FALL, INNER_GRADIENTS, INNER_LEAST = 0.3, 0.05, 0.25, 400
-# Proximal weights grow by this where a subproblem turns out not to be monotone, and by this share
-# of a block's own curvature.
+# Proximal weights grow by this factor where a subproblem turns out not to be monotone. A block that
+# had no weight then gets this share of its own curvature.
 BOOST, LITTLE = 1.5, 0.01
-# Weights that grew by this in all say that the problem is not of its stated class.
+# Weights that have grown by this factor say that the problem is not of its stated class.
 MISTRUST = 1e6
 # A call of so many operations is batched with another of the same kind.
 MANY = 40
-# How often all curvatures are looked at at first, and how much gradients grow between later looks.
+# How often all curvatures are measured at first; later they are renewed when the gradients have
+# grown by this factor.
 FIRST_ROUNDS, REFRESH = 3, 1.5
 
 
@@ -57,25 +58,25 @@ class AdaptiveState(eqx.Module):
     """Flat vectors over the six blocks, and what has been learnt about the problem."""
 
     iterate: Array  # of the extragradient method
-    half: Array  # its point in between, at which its residual is known
-    anchor: Array  # where it last started anew, towards which it is drawn
+    half: Array  # the point in the middle of its step, at which the residual is known
+    anchor: Array  # the point towards which steps are drawn
     center: Array  # of the proximal term: the last outer iterate
     slope: Array  # the operator (∇ₓP, −∇ᵧP) at `half`
     residual: Array  # of the subproblem at `half`, in the `metric`
-    anchored: Array  # the residual with which the method last started anew
-    opened: Array  # and with which the subproblem began
+    anchored: Array  # the residual when the anchor was set
+    opened: Array  # the residual when the subproblem began
     step_size: Array
     continuation: Continuation  # of ρ
     origin: Array  # where the run began
     extent: Array  # the diameter of each block's domain: the unit of the block
     reach: Array  # how far each block has to go, up to a common factor
-    boost: Array
+    boost: Array  # the factor on the proximal weights, > 1 where subproblems were not monotone
     weights: Array  # of the proximal term, per block
     curved: Array  # 6 × 6: how strongly blocks are coupled in the subproblem
     metric: Array  # 1/curvature per block, in which residuals are measured
     curvature: Curvature
     probing: Array  # products still to be done before the next subproblem
-    refreshed: Array  # gradients when the couplings were last looked at
+    refreshed: Array  # gradients when the curvatures were last measured
     settled: Array  # whether the subproblem is solved well enough
     event: Array  # what is due now, NOTHING if nothing
     since: Array  # steps since the anchor
@@ -280,11 +281,11 @@ def _begin(s: AdaptiveState) -> AdaptiveState:
     present = jnp.asarray(s.blocks.present)
     couplings = s.curvature.couplings()
     couplings = jnp.where(present[:, None] & present[None, :], couplings, 0)
-    # Nothing has moved yet: as far as makes all couplings count the same.
+    # Before anything has moved: reaches that make all couplings count the same.
     first = jnp.where(present, jnp.sqrt(evened(couplings, s.extent)), 0)
     reach = jnp.where(jnp.any(s.reach > 0), s.reach, first)
     held = s.boost * s.curvature.weights(jnp.where(present, reach, jnp.max(reach))[:X2])
-    # Boosted, also a block that seemed to need none gets some.
+    # With a boost, a block that seemed to need no weight gets a little.
     held += (s.boost - 1) * LITTLE * jnp.diag(couplings)[:X2]
     weights = jnp.where(present, jnp.zeros(6, held.dtype).at[:X2].set(held), 0)
     curved = couplings + jnp.diag(weights)
@@ -304,9 +305,10 @@ def _begin(s: AdaptiveState) -> AdaptiveState:
 
 
 def _moved(problem: BilevelProblem, s: AdaptiveState, last: Array) -> AdaptiveState:
-    """Extragradient steps until something is due, the last begun with `last` gradients at most.
+    """Extragradient steps until something is due; none is begun with more than `last` gradients.
 
-    A few at a time: under `vmap` a problem for which something is due waits for all others.
+    There are only a few at a time, because under `vmap` a problem for which something is due waits
+    for all others.
     """
     steps = lengths(s.reach, s.curved)
     spread = (s.blocks.spread(steps), s.blocks.spread(s.metric))
@@ -436,10 +438,10 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
 
 
 def _shifted(problem: BilevelProblem, s: AdaptiveState, share: Array) -> Array:
-    """Where to begin with ρ/share: the pull of the lower level at x1 is there what it was.
+    """The point to begin with when ρ becomes ρ/share: the lower level pulls there as it did here.
 
-    (z1, y2) solve the lower level whatever ρ is, and (y1, z2) lie off it by about 1/ρ, but for
-    entries that a term holds, at a bound say: those stay.
+    (z1, y2) solve the lower level whatever ρ is, and (y1, z2) are off by about 1/ρ. So their
+    distance is scaled by `share`, except for entries that a term holds, at a bound say.
     """
     x1, y1, y2, x2, z1, z2 = s.blocks.layout.unravel(s.half)
     off = lambda a, b: jax.tree.map(lambda p, q: q + share * (p - q), a, b)
@@ -462,7 +464,7 @@ def _seen(problem: BilevelProblem, s: AdaptiveState) -> Seen:
     lines = jnp.stack(_per_block(problem, s.rho, rest, parts, slopes))
     # y2's residual counts for the certificate, not for ρ: while y2 is held fast it says only that.
     telling = jnp.where(jnp.arange(6) != Y2, lines, 0)
-    # What the residual may be to blame for: as much as it could change P by, as far as we came.
+    # How much of the gap the residual may explain: what it could change P by over the way so far.
     came = jnp.sqrt(s.blocks.squares(s.half - s.origin))
     # The slopes in (z1, z2) are those of −ρ·f~ and ρ·f~ there: what bounds the gap.
     x1, y1, y2, _, z1, z2 = parts

@@ -1,4 +1,4 @@
-"""ρ by continuation: from a low guess up to what the gap needs, and down where it overshot."""
+"""The penalty ρ by continuation: it grows until the gap is small, and shrinks if too large."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array
 
-# ρ grows when the residual is at most this share of ‖∇f‖ and the gap too large,
+# ρ grows only once the residual is at most this share of ‖∇f‖, and by a factor between these two.
 LOOSE, RHO_LEAST, RHO_MOST = 0.01, 2.0, 10.0
-# that is, larger by this than what the residual explains of it,
+# The gap is blamed on ρ when it is this many times larger than the residual explains.
 UNEXPLAINED = 50.0
-# and when it does not fall by the second factor while the residual falls by the first.
+# While the residual falls by the first factor, a gap that falls by the second follows it: then ρ is
+# large enough, and the gap will vanish with the residual.
 FELL, FOLLOWED = 0.2, 0.5
-# ρ shrinks, until it first grows, when the gap is below this share of its target and the residual
-# above its own still, and above this share of what it was that many times fewer gradients ago, of
-# which there are so many more at least.
-OVERSHOT, SLOW, PATIENCE, LEAST_WAIT = 0.1, 0.3, 1.5, 400
-# A target that is reached and did not end the run becomes this much smaller.
+# ρ shrinks when the gap is below this share of its target while the residual hardly falls: less
+# than by the second factor while the gradients grew by the third. It never shrinks once it grew.
+OVERSHOT, SLOW, PATIENCE = 0.1, 0.3, 1.5
+# Between two such comparisons lie at least so many gradients.
+LEAST_WAIT = 400
+# Where a target is reached and the run has not ended, the target becomes this much smaller.
 TIGHTEN = 0.25
 
 

@@ -1,4 +1,4 @@
-"""What Hessian-vector products show of the penalty function: couplings, and nonconvexity."""
+"""Couplings between blocks and nonconvexity of the penalty function, by Hessian-vector products."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ class Blocks:
 
 
 class Curvature(eqx.Module):
-    """What Hessian-vector products have shown of ∂²P, and the vectors with which to look on."""
+    """What Hessian-vector products have shown of ∂²P, and the vectors for the next ones."""
 
     columns: Array  # 6 × 6: ‖∂²P/∂b'∂b‖ along the vector of block b
     pairs: Array  # the norm of each coupling of PAIRS
     least: Array  # the least eigenvalue of ∂²P/∂b², for the blocks minimised over
     column_vectors: Array  # one flat vector: for each block its own
     pair_vectors: Array  # one flat vector for each pair
-    response: Array  # ∂²P times the part of `column_vectors` that was looked at last
-    last: Array  # Lanczos' last two vectors and his matrix
+    response: Array  # ∂²P times the part of `column_vectors` that was multiplied last
+    last: Array  # the last two vectors of Lanczos' method, and its tridiagonal matrix
     now: Array
     diagonal: Array
     beside: Array
@@ -98,7 +98,7 @@ class Curvature(eqx.Module):
     def looked(
         self, blocks: Blocks, bend: Callable[[Array], Array], number: Array, seed: Array
     ) -> Curvature:
-        """What one more product, the `number`-th from the last, shows; `bend(v)` is ∂²P·v."""
+        """After one more product, the `number`-th from the end; `bend(v)` is ∂²P·v."""
         table = jnp.asarray(products(blocks))
         kind, which, phase = table[(number - 1) % len(table)]
         owner = jnp.asarray(blocks.owner)
@@ -194,9 +194,9 @@ class Curvature(eqx.Module):
         """Proximal weights W for (x1, y1, y2) with W + ∂²ₓₓP ⪰ 0.
 
         With K = (least eigenvalues of the blocks on the diagonal, −norms of couplings beside it),
-        uᵀ∂²ₓₓP·u ≥ aᵀKa for the lengths a of u's blocks, so K + W ⪰ 0 suffices. Of all such W one
-        wants the blocks that move to be held least: W = ω/travel² is a first choice, and then each
-        weight in turn becomes as small as the others allow.
+        uᵀ∂²ₓₓP·u ≥ aᵀKa for the lengths a of u's blocks, so K + W ⪰ 0 suffices. Blocks that travel
+        far should be held little: W = ω/travel² is a first choice, and then each weight in turn
+        becomes as small as the others allow.
         """
         K = self._least_curvatures()
         scaled = K * travel[:, None] * travel[None, :]
@@ -223,9 +223,9 @@ class Curvature(eqx.Module):
 
 
 def products(blocks: Blocks) -> tuple[tuple[int, int, int], ...]:
-    """The Hessian-vector products of one look at all curvatures: (kind, block or pair, phase).
+    """The Hessian-vector products that renew all curvatures: (kind, block or pair, phase).
 
-    The last come first: `probing` counts down.
+    They are listed from the last to the first, because `probing` counts down.
     """
     here = [b for b in range(6) if blocks.sizes[b]]
     pairs = [n for n, (i, j) in enumerate(PAIRS) if i in here and j in here]
@@ -236,6 +236,6 @@ def products(blocks: Blocks) -> tuple[tuple[int, int, int], ...]:
 
 
 def _unit(v: Array, instead: Array) -> tuple[Array, Array]:
-    """v at length one, or what to take instead of a zero, and its length."""
+    """v/‖v‖ and ‖v‖; where v is zero, `instead`."""
     length = jnp.sqrt(jnp.vdot(v, v))
     return jnp.where(length > 0, v / jnp.where(length > 0, length, 1), instead), length

@@ -1,4 +1,4 @@
-"""How long each block's steps are, from how far it has to go and how it is coupled to others."""
+"""Step lengths of the blocks, from how far each has to go and how strongly it is coupled."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bilevax.solvers.curvature import Y2
 from bilevax.terms import Term
 from bilevax.trees import Tree
 
-# How much a block's reach changes at most at a time, and how unequal reaches may become.
+# The largest factor by which a reach changes at a time, and by which two reaches may differ.
 RENEW, UNEQUAL = 2.0, 1e6
-# A block that nothing is coupled to steps as if it held this share of the largest block's energy.
+# A block without couplings steps as if it had this share of the largest block's energy.
 UNCOUPLED = 1e-3
 
 
@@ -31,7 +31,8 @@ def extent(problem: BilevelProblem, parts: tuple, dtype: jnp.dtype) -> Array:
 def evened(couplings: Array, lengths: Array) -> Array:
     """d with max over b' of √(d_b·d_b')·couplings[b, b'] = 1 for every block b that is coupled.
 
-    Of those the one that is found from lengths²; in other units of a block it is the same one.
+    There are many such d; this one is found by scaling rows, beginning with lengths². It does not
+    depend on the units in which a block is measured.
     """
 
     def even(_: Array, d: Array) -> Array:
@@ -54,10 +55,10 @@ def lengths(reach: Array, couplings: Array) -> Array:
 
 
 def renewed(reach: Array, moved: Array) -> Array:
-    """Half way, in logarithms, from the reaches so far to what the blocks moved since.
+    """The geometric mean of the reaches so far and of how far the blocks have moved since.
 
-    Only ratios count, so the common factor is taken out: that of the blocks besides y2, which moves
-    as little as its proximal weight makes it. A block without a reach is absent.
+    Only ratios count, so a common factor is taken out. y2 has no part in that factor, because it
+    moves as little as its proximal weight makes it. A block without a reach is absent.
     """
     present, did = reach > 0, moved > 0
     change = jnp.where(did, moved / jnp.where(present, reach, 1), 1)
