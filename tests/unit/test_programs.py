@@ -77,4 +77,13 @@ def test_a_program_inside_of_another_is_a_part_of_it():
     inner = programs.quick(lambda a: 2 * a)
     outer = programs.optimised(lambda a: inner(a) + 1)
     assert outer(np.asarray(3.0)) == 7
-    assert inner._by_backend == {}
+    assert inner._jits == {}
+
+
+def test_a_program_with_large_arguments_is_compiled_well():
+    program = programs.quick(lambda a: a)
+    assert programs.entries({"a": np.zeros((3, 4)), "b": [np.zeros(5), "text", 1.0]}) == 17
+    program._jitted((np.zeros(programs.LARGE),))
+    assert list(program._jits) == [jax.default_backend() != "cpu"]
+    program._jitted((np.zeros(programs.LARGE + 1),))
+    assert True in program._jits

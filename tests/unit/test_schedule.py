@@ -130,3 +130,10 @@ def test_a_method_with_a_theorem_is_spared_while_its_objective_falls():
     assert stalled(WANDERING, [-math.inf] * 200, has_theorem=True)
     # A fall below a thousandth of what it is counts as standing.
     assert stalled(WANDERING, [5 - 1e-5 * k for k in range(200)], has_theorem=True)
+
+
+def test_large_problems_leave_the_quick_program_early():
+    assert schedule.quick_gradients(10) == schedule.QUICK_GRADIENTS
+    marks = [schedule.quick_gradients(n) for n in (10, 50_000, 1_000_000, 2_000_000)]
+    assert marks == sorted(marks, reverse=True)
+    assert marks[-1] == 0
