@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -16,8 +17,8 @@ import numpy as np
 from bilevax.arguments import tracing
 from bilevax.functions import forget
 
-# On a CPU these two options make the compiler three times as fast, and what it compiles up to
-# three times as slow: right for a program that runs seldom.
+# On a CPU these options make the compiler three times as fast, and what it compiles up to three
+# times as slow: right for a program that runs seldom. Versions that lack one do without it.
 QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
 # With arguments of more entries than this, time to run outweighs time to compile in any program.
 LARGE = 1 << 20
@@ -49,20 +50,27 @@ class Program:
     def __init__(self, function: Callable[..., Any], *, quick: bool):
         functools.update_wrapper(self, function)
         self._function, self._quick = function, quick
-        self._jits: dict[bool, Any] = {}
+        self._jits: dict[tuple[str, ...], Any] = {}
 
     def _jitted(self, arguments: tuple) -> Any:
         on_cpu = jax.default_backend() == "cpu"
-        options = QUICK if self._quick and on_cpu and entries(arguments) <= LARGE else None
-        if (options is None) not in self._jits:
+        quick = self._quick and on_cpu and entries(arguments) <= LARGE
+        names = tuple(QUICK) if quick else ()
+        if names not in self._jits:
             jit: Any = eqx.filter_jit
-            self._jits[options is None] = jit(self._function, compiler_options=options)
-        return self._jits[options is None]
+            options = {name: QUICK[name] for name in names} or None
+            self._jits[names] = jit(self._function, compiler_options=options)
+        return self._jits[names]
 
     def __call__(self, *arguments: Any) -> Any:
         if any(tracing(leaf) for leaf in jax.tree.leaves(arguments)):
             return self._function(*arguments)
-        return self._jitted(arguments)(*arguments)
+        while True:
+            try:
+                return self._jitted(arguments)(*arguments)
+            except jax.errors.JaxRuntimeError as error:
+                if not _without_unknown_option(error):
+                    raise
 
     def lower(self, *arguments: Any) -> Any:
         return self._jitted(arguments).lower(*arguments)
@@ -71,9 +79,23 @@ class Program:
         """Compile for these arguments in a thread; a call finds the program there."""
         lowered = self.lower(*arguments)
         executor = ThreadPoolExecutor(1)
-        compiled = executor.submit(lowered.compile)
+        compiled = executor.submit(_compiled_or_not, lowered)
         executor.shutdown(wait=False)
         return compiled
+
+
+def _compiled_or_not(lowered: Any) -> None:
+    """Compile; what goes wrong goes wrong again in the call, where it can be told."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        lowered.compile()
+
+
+def _without_unknown_option(error: Exception) -> bool:
+    """Whether an option that this version of the compiler does not know was the error; drop it."""
+    unknown = [name for name in QUICK if f"No such compile option: '{name}'" in str(error)]
+    for name in unknown:
+        del QUICK[name]
+    return bool(unknown)
 
 
 def entries(tree: Any) -> int:
