@@ -66,10 +66,10 @@ def as_function(function: Any, name: str) -> Callable[..., Any]:
     """What a user gave as a function of the variables; refuses what cannot be called."""
     if not callable(function):
         raise TypeError(f"{name} must be a function of the variables, not {function!r}")
-    # A module has arrays of its own, which are arguments of a program and no part of a record.
-    own = isinstance(function, eqx.Module) or bool(jax.tree.leaves(function, is_leaf=callable)[1:])
     called = cast(Callable[..., Any], function)
-    return called if own else Function(called)
+    # A module has arrays of its own, which are arguments of a program and no part of a record.
+    plain_function = jax.tree_util.treedef_is_leaf(jax.tree.structure(called))
+    return Function(called) if plain_function else called
 
 
 def plain(function: Any) -> Any:

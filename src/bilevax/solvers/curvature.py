@@ -205,11 +205,14 @@ class Curvature(eqx.Module):
         trifle = 1e-12 * jnp.max(jnp.abs(K)) + jnp.finfo(K.dtype).tiny
         for b in (Y1, X1, Y2):
             i, j = (k for k in MINIMISED if k != b)
-            # sᵀM⁻¹s for the matrix M of the two other blocks and the side s that joins them to b.
+            # sᵀM⁻¹s for the matrix M of the two other blocks and the side s that joins them to b,
+            # by elimination of the larger one: a determinant of trifles would underflow.
             mi, mj, mij = K[i, i] + W[i] + trifle, K[j, j] + W[j] + trifle, K[i, j]
-            si, sj = K[b, i], K[b, j]
-            joined = (mj * si**2 - 2 * mij * si * sj + mi * sj**2) / (mi * mj - mij**2)
-            needed = joined - K[b, b]
+            larger = lambda a, b, second=mj > mi: (jnp.where(second, b, a), jnp.where(second, a, b))
+            (first, other), (s1, s2) = larger(mi, mj), larger(K[b, i], K[b, j])
+            rest = other - mij**2 / first
+            left = s2 - mij * s1 / first
+            needed = s1**2 / first + left**2 / jnp.where(rest == 0, trifle, rest) - K[b, b]
             W[b] = jnp.clip(SAFETY * needed, 0, W[b])
         return jnp.stack(W)
 
