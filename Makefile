@@ -53,12 +53,17 @@ format: .venv/dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-# Measure, and write the tables of benchmarks/README.md anew.
+# Measure, and write the tables of benchmarks/README.md anew. OTHER=PYTHON is the interpreter of an
+# environment with another version, to be measured in the same run.
+OTHER ?=
+beside = $(if $(OTHER),--other $(OTHER))
 bench: .venv/dev
+	$(BIN)/python benchmarks/first_answer.py $(beside) --json benchmarks/results/first_answer.json
+	test -z "$(OTHER)" || $(BIN)/python benchmarks/same_path.py $(beside) --json benchmarks/results/same_path.json
 	$(BIN)/python benchmarks/optfom_overhead.py --json benchmarks/results/optfom_overhead.json
 	$(BIN)/python benchmarks/library.py --json benchmarks/results/library.json
 	$(BIN)/python benchmarks/many.py --json benchmarks/results/many_cpu.json
-	$(BIN)/python benchmarks/adaptive_loop.py --json benchmarks/results/adaptive_loop.json
+	$(BIN)/python benchmarks/adaptive_loop.py $(beside) --json benchmarks/results/adaptive_loop.json
 	$(BIN)/bilevax bench linear --max-seconds 8 --json benchmarks/results/linear.json --plot benchmarks/results/linear.png
 	for tolerance in 1e-4 1e-6; do $(BIN)/bilevax bench linear --methods adaptive --tolerance $$tolerance --json benchmarks/results/linear_$$tolerance.json || exit 1; done
 	$(BIN)/bilevax bench linear --methods paper adaptive --sizes 400 500 --instances 3 --max-seconds 40 --json benchmarks/results/linear_paper.json
