@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax.deep.bilevel import BilevelDRO
+from bilevax.deep.group_dro import ERM, GroupDRO
 from bilevax.deep.methods import Batch
 from bilevax.deep.networks import model
 from bilevax.deep.optimizers import Optimizer, direction
-from bilevax.deep.weighted import ERM, GroupDRO
 
 #: What a kernel's name says of its work; the first that fits counts.
 KINDS = (

@@ -43,8 +43,8 @@ from jax import Array, lax
 
 import bilevax as bx
 from bilevax.problems import library
-from bilevax.problems.lagrangian import lagrangian
 from bilevax.solvers import adaptive
+from bilevax.solvers.composite import ReformulatedState
 from bilevax.solvers.reach import lengths
 from inner_methods import METHODS, Optimal, Subproblem
 
@@ -89,8 +89,8 @@ def learnt(problem: Any, start: bx.Point) -> tuple[Any, adaptive.AdaptiveState]:
     options: dict[str, Any] = {"tolerance": TOLERANCE, "max_gradients": MOST_BEFORE}
     found = bx.solve(problem, start, solver=bx.Adaptive(), progress=False, **options).state
     s = found.solver_state
-    if found.lift is not None:
-        problem = lagrangian(problem, found.lift.bounds)
+    if isinstance(s, ReformulatedState):
+        problem, s = s.reformulation.problem(problem), s.inner
     if s.probing > 0:  # the next subproblem is not posed yet
         last = lambda s: s.probing > 0
         s = lax.while_loop(last, lambda s: adaptive._probe(problem, s), s)

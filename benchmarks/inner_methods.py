@@ -76,7 +76,9 @@ class Subproblem(eqx.Module):
 
     @property
     def terms(self) -> tuple[Any, ...]:
-        return adaptive._terms(self.problem, self.state.rho)
+        p, rho = self.problem, self.state.rho
+        y1, y2 = rho * p.y1, None if p.y2 is None else rho * p.y2
+        return (p.x1, y1, y2, p.x2, y1, y2)
 
 
 class Walk(eqx.Module):

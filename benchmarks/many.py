@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevax as bx
-from bilevax.bench.together import stacked
-from bilevax.certificates.constrained import constrained_kkt
+from bilevax.bench.batch import stacked
+from bilevax.certificates.constrained import ConstrainedKKT
 from bilevax.problems import library
 from bilevax.problems.lagrangian import bilevel_point, constrained_point, lagrangian
 from bilevax.solvers.multipliers import first_bounds
@@ -47,7 +47,8 @@ def begun(n: int, seed: int) -> tuple[Any, ...]:
 def _advanced(solver: Any, problem: Any, stated: Any, bounds: Any, state: Any, limit: Any) -> Any:
     """Steps up to a limit, and ε there."""
     state = solver.advance(problem, state, limit)
-    lines = constrained_kkt(stated, constrained_point(solver.output(problem, state), bounds))
+    point = constrained_point(solver.output(problem, state), bounds)
+    lines = ConstrainedKKT().residuals(stated, point)
     return state, jnp.max(jnp.stack([v for k, v in lines.items() if k not in NOTES]))
 
 

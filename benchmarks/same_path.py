@@ -157,8 +157,10 @@ def suite(selection: Selection) -> Iterator[tuple[str, dict[str, Any]]]:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
                 command(["bench", "suite", selection.suite, *words.split()])
             (outcome,) = json.loads(Path(folder, "out.json").read_text())["outcomes"]
-        if outcome["refused"]:
-            yield name, {"status": "refused", "sentence": outcome["refused"]}
+        # Each start has its row, so that a certificate that became a refusal is not overlooked.
+        for number in range(len(outcome["attempts"]), selection.starts):
+            refused = {"status": "refused", "sentence": outcome["refused"]}
+            yield f"{name} start={number}", refused
         for number, attempt in enumerate(outcome["attempts"]):
             fields = {name: attempt[name] for name in ("status", "epsilon", "gradients")}
             answer = [*attempt["x"], *attempt["y"]][:ENTRIES]

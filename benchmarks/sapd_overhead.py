@@ -26,7 +26,6 @@ from jax import lax
 
 import bilevax as bx
 from bilevax import terms
-from bilevax.problems.stochastic import drawn
 
 WIDTHS, GROUPS, SAMPLES = (512, 1024, 480, 10), 4, 20_000
 ROUNDS = 7
@@ -74,9 +73,9 @@ def bare(problem: Any, points: list[tuple[Any, Any]], stream: Any, steps: Any) -
 
     def once(_: Any, carry: Any) -> Any:
         stream = carry[0]
-        stream, at = drawn(problem, stream)
+        stream, at = problem.drawn(stream)
         in_y = [jax.grad(at.smooth, argnums=1)(*p) for p in points]
-        stream, at = drawn(problem, stream)
+        stream, at = problem.drawn(stream)
         in_x = [jax.grad(at.smooth, argnums=0)(*p) for p in points]
         return stream, in_y, in_x
 

@@ -38,10 +38,9 @@ import numpy as np
 
 import bilevax as bx
 from bilevax import trees
-from bilevax.certificates.kkt import kkt
+from bilevax.certificates.kkt import KKT
 from bilevax.data.source import Source, as_key
 from bilevax.problems import library
-from bilevax.problems.stochastic import whole
 from bilevax.solvers import default_solver
 
 KEYS, DEVIATION, BATCH = 20, 0.3, 10
@@ -120,13 +119,13 @@ def advanced(
     solver: Any, problem: Any, states: Any, lanes: Any, limit: Any, near: Any
 ) -> tuple[Any, Any]:
     """All lanes together, and how nearly KKT each one's answer is."""
-    everything = whole(problem)
+    everything = problem.complete()
 
     def one(state: Any, lane: Any) -> tuple[Any, Any]:
         mine = personal(solver, lane)
         state = mine.advance(problem, state, limit)
         answer = mine.output(problem, state)
-        lines = kkt(everything, answer)
+        lines = KKT().residuals(everything, answer)
         names = ("stationarity", "response_x2", "response_z1", "response_z2", "gap")
         own = jnp.max(jnp.stack([lines[name] for name in names]))
         if near is None:

@@ -27,8 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax.bench.batch import stacked
 from bilevax.bench.linear import METHODS, method
-from bilevax.bench.together import stacked
 from bilevax.problems import Point, library
 from bilevax.problems.lagrangian import bilevel_point, lagrangian
 from bilevax.solvers.multipliers import first_bounds
@@ -47,7 +47,7 @@ def begun(name: str, size: int, seed: int, tolerance: float) -> tuple[Any, Any, 
     problem, solver = method(name, instance, tolerance)
     stated: Any = problem
     start: Point = instance.start
-    if not solver.takes_constraints:
+    if not isinstance(problem, solver.form):
         bounds = first_bounds(problem, start)
         stated, start = lagrangian(problem, bounds), bilevel_point(start, bounds)
     solver = solver.prepare(stated, start, tolerance)

@@ -35,7 +35,7 @@ from bilevax.solvers import (
     StochasticProximalPoint,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "FOP",

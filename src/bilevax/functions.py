@@ -9,13 +9,20 @@ from typing import Any, cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 
 from bilevax.arguments import tracing
 
 # What each function was traced to, by the shapes of its arguments.
 _TRACES: weakref.WeakKeyDictionary[Any, dict[Any, tuple[ClosedJaxpr, Any]]] = (
     weakref.WeakKeyDictionary()
+)
+
+# Settings of JAX that change what a function is traced to.
+SETTINGS = (
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_default_matmul_precision",
 )
 
 
@@ -52,14 +59,7 @@ def _kind(leaf: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _settings() -> tuple[Any, ...]:
-    """The settings of JAX that change what a function is traced to."""
-    config = jax.config
-    return (
-        jnp.result_type(float),
-        config.jax_numpy_dtype_promotion,
-        config.jax_numpy_rank_promotion,
-        config.jax_default_matmul_precision,
-    )
+    return (jnp.result_type(float), *(getattr(jax.config, name) for name in SETTINGS))
 
 
 def as_function(function: Any, name: str) -> Callable[..., Any]:
@@ -68,12 +68,23 @@ def as_function(function: Any, name: str) -> Callable[..., Any]:
         raise TypeError(f"{name} must be a function of the variables, not {function!r}")
     # A module has arrays of its own, which are arguments of a program and no part of a record.
     own = isinstance(function, eqx.Module) or bool(jax.tree.leaves(function, is_leaf=callable)[1:])
-    return function if own else cast(Callable[..., Any], Function(function))
+    called = cast(Callable[..., Any], function)
+    return called if own else Function(called)
 
 
 def plain(function: Any) -> Any:
     """The function as the user wrote it."""
     return function.function if isinstance(function, Function) else function
+
+
+def operations(function: Callable[..., Any], *arguments: Any) -> int:
+    """How many operations a function is traced to, about: what it costs to compile."""
+
+    def count(jaxpr: Any) -> int:
+        inner = [sub for eqn in jaxpr.eqns for sub in jaxprs_in_params(eqn.params)]
+        return len(jaxpr.eqns) + sum(map(count, inner))
+
+    return count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def forget() -> None:

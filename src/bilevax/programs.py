@@ -51,7 +51,8 @@ class Program:
         backend = jax.default_backend()
         if backend not in self._by_backend:
             options = QUICK if self._quick and backend == "cpu" else None
-            self._by_backend[backend] = eqx.filter_jit(self._function, compiler_options=options)
+            jit: Any = eqx.filter_jit
+            self._by_backend[backend] = jit(self._function, compiler_options=options)
         return self._by_backend[backend]
 
     def __call__(self, *arguments: Any) -> Any:

@@ -138,7 +138,7 @@ def predict(
     for name, term, block in problem.terms(start):
         if name in problem.blocks:
             require_bounded(term, block, name, "The theorem")
-    method = _method(problem) if solver is None else solver
+    method: Any = _method(problem) if solver is None else solver
     return _predicted(method.prepare(problem, start, float(tolerance)), problem, start)
 
 

@@ -68,7 +68,7 @@ def test_the_instance_is_the_problem_of_the_paper():
 def test_one_compilation_serves_all_instances_of_a_size():
     first, second = (library.bilevel_linear(4, 3, 2, seed).problem for seed in (0, 1))
     assert jax.tree.structure(first) == jax.tree.structure(second)
-    assert first.upper is second.upper
+    assert first.upper == second.upper
 
 
 def test_the_papers_smoothness_is_four_rho_times_the_norm():

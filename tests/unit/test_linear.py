@@ -1,6 +1,8 @@
 """Linear bilevel problems: files, exact answers against closed forms, each other and a MILP."""
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -254,3 +256,9 @@ def test_bad_points_are_refused():
         linear.repair(tiny(), np.zeros(2))
     with pytest.raises(ValueError, match="y must be finite"):
         linear.violation(tiny(), [0.0], [np.nan])
+
+
+def test_importing_bilevax_does_not_load_what_only_exact_answers_and_figures_need():
+    code = "import sys, bilevax; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"scipy.optimize", "matplotlib", "tqdm", "bilevax.bench"} & {*done.stdout.split()}

@@ -1,5 +1,6 @@
 """The benchmarks that compare two versions: what they make of results that are made up."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -67,6 +68,27 @@ def test_nothing_in_common_does_not_pass(module):
     found = same_path.compared([solve("linear a", 1)], [solve("linear b", 1)])
     assert found["of_one_version_only"] == 2
     assert not same_path.passes(found)
+
+
+def test_every_start_of_a_published_problem_has_a_row(module, tmp_path, monkeypatch):
+    same_path = module("same_path")
+    attempt = {"status": "certified", "epsilon": 1e-5, "gradients": 9, "F": 2.0, "x": [1], "y": [3]}
+
+    def command(words):
+        outcome = {"attempts": [attempt], "refused": ""}
+        Path(words[words.index("--json") + 1]).write_text(json.dumps({"outcomes": [outcome]}))
+
+    monkeypatch.setattr("bilevax.cli.main", command)
+    record = {"lower_level_convex": True, "best_known": {}}
+    curved = {"name": "curved", "lower_level_convex": False, "best_known": {}}
+    file = tmp_path / "suite.json"
+    file.write_text(json.dumps([record | {"name": "sound"}, curved, record | {"name": "other"}]))
+    selection = same_path.Selection([], [], 1, 2, ["sound", "curved"], str(file))
+    rows = dict(same_path.suite(selection))
+    assert rows["sound start=0"]["answer"] == [1, 3]
+    assert rows["sound start=0"]["objective"] == 2
+    assert rows["sound start=1"]["status"] == "refused"
+    assert len(rows) == 2
 
 
 def test_a_missed_goal_of_the_first_answer_is_named(module, capsys):

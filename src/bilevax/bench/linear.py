@@ -22,14 +22,14 @@ import numpy as np
 
 from bilevax.arguments import non_negative, positive, whole
 from bilevax.bench import output
+from bilevax.bench.batch import solve_batch
 from bilevax.bench.output import aligned, check_choices, mean, median, number
 from bilevax.bench.runs import Run, attempt, certified_of, fields, refusals
-from bilevax.bench.together import Shared, solve_together
+from bilevax.driver.solution import Solution
 from bilevax.problems import ConstrainedBilevelProblem, linear
 from bilevax.problems.library import LinearInstance, bilevel_linear_from
-from bilevax.problems.validate import require_precision
-from bilevax.driver.solution import Solution
-from bilevax.solvers import FOP, SMO, Adaptive, PenaltyMethod, Solver
+from bilevax.problems.validate import require_precision, validate
+from bilevax.solvers import FOP, SMO, Adaptive, PenaltyMethod, Solver, Task
 
 METHODS = ("paper", "tuned", "fop", "smo", "adaptive")
 SIZES = (100, 200, 300, 400, 500)
@@ -281,11 +281,11 @@ def _outcomes(
         return [attempt(problem, cases[0].instance.start, solver=solver, **options)]
     begun = time.perf_counter()
     try:
-        runs = [
-            Shared(problem, solver, case.instance.start, settings.tolerance)
-            for case, (problem, solver) in zip(cases, posed)
+        tasks = [
+            Task(problem, validate(problem, case.instance.start), settings.tolerance)
+            for case, (problem, _) in zip(cases, posed)
         ]
-        found = solve_together(runs, settings.max_seconds)
+        found = solve_batch(tasks, [solver for _, solver in posed], settings.max_seconds)
     except (ValueError, RuntimeError) as error:
         return [({"sentence": str(error)}, None)] * len(cases)
     taken = (time.perf_counter() - begun) / len(cases)

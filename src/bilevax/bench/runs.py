@@ -6,9 +6,9 @@ import dataclasses
 import time
 from typing import Any
 
-from bilevax.problems import ConstrainedBilevelProblem, Point
-from bilevax.driver.solution import Solution
 from bilevax.driver.entry import solve
+from bilevax.driver.solution import Solution
+from bilevax.problems import ConstrainedBilevelProblem, Point
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ from bilevax.bench.lower_level import lower_gap, lower_solution, lower_violation
 from bilevax.bench.records import Record, load
 from bilevax.bench.runs import Run, attempt
 from bilevax.bench.starts import starting_points
-from bilevax.problems import ConstrainedBilevelProblem, Point
 from bilevax.driver.solution import Solution
+from bilevax.problems import ConstrainedBilevelProblem, Point
 from bilevax.solvers import Adaptive
 from bilevax.terms import Box
 

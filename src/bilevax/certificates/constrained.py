@@ -138,11 +138,12 @@ class ConstrainedKKT(Definition):
         here = _evaluation(problem, m, rho, point)
         nearby, there = moved_nearby(problem, point)
         moved = _evaluation(nearby, m, rho, there)
+        zero = jnp.zeros((), dtype)
         of = lambda name: zip(getattr(here, name), getattr(moved, name))
         ax_noise, ay_noise = (noise(a, b, dtype) for a, b in of("above"))
         bx_noise, bz_noise = (noise(a, b, dtype) for a, b in of("below"))
         noise_y, noise_z, noise_top = (
-            sum(noise(a, b, dtype) for a, b in of(name)) for name in ("at_y", "at_z", "own")
+            sum((noise(a, b, dtype) for a, b in of(name)), zero) for name in ("at_y", "at_z", "own")
         )
         (ax, ay), (bx, bz) = here.above, here.below
         (c_y, e_y), (c_z, e_z), (G, H) = here.at_y, here.at_z, here.own

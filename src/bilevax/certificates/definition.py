@@ -83,7 +83,7 @@ def definition_of(problem: Form) -> Definition:
     return found
 
 
-# Two programs, so that a point gets the same lines, bit for bit, whether sizes are asked for or not.
+# Two programs: a point gets the same lines, bit for bit, whether sizes are asked for or not.
 @quick
 def _lines(definition: Definition, problem: Form, point: Point) -> dict[str, Array]:
     return definition.residuals(problem, point)

@@ -33,7 +33,8 @@ def pieces(problem: BilevelProblem, point: Point) -> Pieces:
     dtype = trees.dtype_of(point.x1)
     of = lambda here, there: tuple(noise(a, b, dtype) for a, b in zip(here, there))
     rounding = tuple(of(*pair) for pair in zip(here, there))
-    return Pieces(values, *here, rounding)
+    upper, above, below = here
+    return Pieces(values, upper, above, below, rounding)
 
 
 def _gradients(problem: BilevelProblem, point: Point) -> tuple[tuple, tuple[tuple, ...]]:

@@ -59,7 +59,8 @@ class Stationarity(Definition):
         return dict.fromkeys(("x", "y"), trees.norm(problem.gradient(point.x, point.y)))
 
     def sampled_parts(self, problem: MinimaxProblem, point: Point) -> tuple[Tree, Array]:
-        return problem.gradient(point.x, point.y), jnp.zeros(())
+        gradient = problem.gradient(point.x, point.y)
+        return gradient, jnp.zeros((), trees.dtype_of(gradient))
 
 
 register(MinimaxProblem, definition=Stationarity())

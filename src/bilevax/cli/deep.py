@@ -14,27 +14,27 @@ from bilevax.arguments import whole
 from bilevax.deep import ablate as run_ablation
 from bilevax.deep import evaluate as judge
 from bilevax.deep import train as run_training
-from bilevax.deep.ablate import GRID, ablation_table
-from bilevax.deep.accuracies import table_of
-from bilevax.deep.files import write_json
+from bilevax.deep.ablation import GRID, ablation_table
+from bilevax.deep.evaluation import results_table
 from bilevax.deep.settings import Settings, read_settings
-from bilevax.deep.train import Interrupted
+from bilevax.deep.training import Interrupted
+from bilevax.files import check_writable, write_json
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Several processes, on one or several hosts, that train together."""
+    """The processes, on one or several hosts, that train together."""
 
     coordinator: str | None = None
     """HOST:PORT of the first process; give it to all of them, with --processes and --process."""
     processes: int | None = None
-    """How many there are."""
+    """The number of processes."""
     process: int | None = None
-    """The number of this one, from 0."""
+    """The number of this process, from 0."""
     cluster: Flag = False
-    """Let JAX find all of this out from the cluster (Slurm, Open MPI, Kubernetes, TPU)."""
+    """Let JAX find these out from the cluster (Slurm, Open MPI, Kubernetes, TPU)."""
 
     def join(self) -> None:
         if self.cluster:
@@ -73,7 +73,7 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
 
         Args:
             config: a .toml or .json file of settings; a flag beside it wins.
-            resume: go on from the last checkpoint in --out.
+            resume: continue from the last checkpoint in --out.
         """
         hosts.join()
         _check_data(settings)
@@ -82,7 +82,7 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
         except Interrupted as stop:
             _say(str(stop))
             return 130
-        _say(table_of(results))
+        _say(results_table(results))
         _say(f"\nThe best of {results['steps']} steps is {results['best_step']}.")
         for name in ("results.json", "model.safetensors", "checkpoints", "logs"):
             _say(f"{name}: {settings.out / name}")
@@ -101,12 +101,14 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
         Args:
             run: the folder of the run.
             data: other data than the run's own, with the same classes.
-            checkpoint: the best by its worst group on the validation rows, or the last.
-            workers: processes that decode.
-            json: a file for the result.
+            checkpoint: the one with the best worst group on the validation rows, or the last.
+            workers: processes that decode images.
+            json: a file for the results.
         """
+        if json is not None:
+            check_writable(json, "--json")
         found = judge(run, data=data, checkpoint=checkpoint, workers=workers)
-        _say(table_of(found))
+        _say(results_table(found))
         if json is not None:
             write_json(json, found)
         return 0
@@ -123,8 +125,8 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
         """Train with other values of ρ, L and the first η, one at a time, as in the paper.
 
         A grid's middle value is used while another's are tried, whatever --rho, --smoothness and
-        --eta say. Without a file of settings the other constants are the paper's. Run again, it
-        goes on.
+        --eta say. Without a file of settings the other constants are the paper's. An ablation that
+        was stopped continues when it is run again.
 
         Args:
             config: a .toml or .json file of settings; a flag beside it wins.
@@ -161,7 +163,7 @@ def _config(args: Sequence[str]) -> Path | None:
 
 def _check_data(settings: Any) -> None:
     if settings.data == Path():
-        raise ValueError("which data? Give a folder of images, or a CSV that lists them")
+        raise ValueError("no data given: name a folder of images, or a CSV file that lists them")
 
 
 def _say(text: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bilevax.cli.report import report
-from bilevax.problems import library
 from bilevax.driver.entry import solve
+from bilevax.problems import library
 
 
 def demo(tolerance: float = 1e-6, plot: Path = Path("demo.png")) -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from bilevax.problems.library import Instance
 from bilevax.driver.solution import Solution
+from bilevax.problems.library import Instance
 from bilevax.trees import Tree
 
 

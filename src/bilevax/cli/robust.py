@@ -16,7 +16,7 @@ import tyro
 
 from bilevax.arguments import positive
 
-#: What is written.
+#: The files that are written.
 FILES = ("report.html", "results.json", "model.skops")
 
 
@@ -50,12 +50,12 @@ def robust(
             every group. Without validation rows a quarter of the training rows becomes that.
         drop: columns to leave out.
         out: the folder to write, which must not exist yet.
-        overwrite: replace the folder if it does, and holds nothing else than an earlier one.
-        least: the fewest rows that a group may have in each part.
+        overwrite: replace the folder if it holds only the files of an earlier run.
+        least: the smallest number of rows that a group may have in each part.
         tolerance: the ε to certify.
         bootstrap: resamples of the test part for the intervals.
-        seed: of the split and of the resamples.
-        demo: need no file: scikit-learn's digits with a mark that gives the answer away too often.
+        seed: the seed of the split and of the resamples.
+        demo: use scikit-learn's digits, with a mark that gives the answer away too often.
     """
     try:
         from bilevax.learn import datasets
@@ -113,7 +113,7 @@ def _check(
     if not demo and (data is None or not label):
         raise ValueError("give a file and --label COLUMN, or --demo")
     if not demo and not group:
-        raise ValueError("give --group COLUMN: which people, places or kinds must not be failed?")
+        raise ValueError("give --group COLUMN, the column whose groups must all do well")
     for value, name in ((least, "--least"), (bootstrap, "--bootstrap")):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")

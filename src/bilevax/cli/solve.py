@@ -8,8 +8,8 @@ from typing import Annotated
 import tyro
 
 from bilevax.cli.report import report
-from bilevax.problems import library
 from bilevax.driver.entry import solve as solve_problem
+from bilevax.problems import library
 
 
 def solve(

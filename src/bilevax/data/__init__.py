@@ -1,8 +1,8 @@
 """Where a stochastic problem's minibatches come from.
 
-A source is a frozen module; its state holds arrays only, so that a run goes on from a saved state
-at exactly the sample where it stopped. `Arrays` and `Stratified` hold all samples in memory,
-`Levels` gives the two levels streams of their own, `Host` reads any Python iterator.
+A source is a frozen module; its state holds arrays only, so a run continues from a saved state at
+exactly the sample where it stopped. `Arrays` and `Stratified` hold all samples in memory, `Levels`
+gives each of two levels a stream of its own, `Host` reads any Python iterator.
 """
 
 from bilevax.data.checks import DataError

@@ -27,9 +27,9 @@ class DataError(ValueError):
 
 
 def numeric(leaf: Any, name: str) -> Any:
-    """The leaf as it is, if it is a JAX array, or else as a NumPy array of the dtype JAX gives it.
+    """A JAX array as it is; anything else as a NumPy array of the dtype that JAX gives it.
 
-    So what overflows in that dtype is seen before a device has it.
+    An overflow in that dtype is then seen before a device has the array.
     """
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
@@ -49,7 +49,7 @@ def numeric(leaf: Any, name: str) -> Any:
 
 
 def check_finite(array: Any, name: str) -> None:
-    """Refuse NaN and infinity; while JAX traces the array nothing can be said."""
+    """Refuse NaN and infinity, unless JAX is tracing the array."""
     if tracing(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
         return
     xp = jnp if isinstance(array, jax.Array) else np

@@ -19,13 +19,13 @@ from bilevax.data.reader import Epochs, Reader, digest, named
 from bilevax.data.source import HELD_OUT, Source, as_key
 from bilevax.trees import Tree
 
-# So many epochs lie between the first ones of two certificates.
+# The number of epochs between the first epochs of two certificates.
 EPOCHS_APART = 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class Later:
-    """The epochs of a function from some number on."""
+class LaterEpochs:
+    """The epochs of a function, counted from `first` on."""
 
     make: Callable[[int], Iterable[Tree]]
     first: int
@@ -34,11 +34,11 @@ class Later:
         return self.make(self.first + epoch)
 
     def __repr__(self) -> str:
-        return f"Later({named(self.make)}, {self.first})"
+        return f"LaterEpochs({named(self.make)}, {self.first})"
 
 
 class HostState(eqx.Module):
-    """Batches at hand, the next one at `cursor`, and how far the epochs were read for them."""
+    """Some batches, the next one at `cursor`, and how far the epochs were read for them."""
 
     buffer: Tree
     cursor: Array
@@ -51,22 +51,23 @@ class Host(Source[HostState]):
     """Minibatches that Python makes: a grain dataset, a list, or a function `make(epoch)`.
 
     `make(epoch)` returns an iterable of that epoch's batches, pytrees of arrays with `batch` rows
-    each; it must give the same batches each time it is called with the same epoch, because a saved
-    state is taken up by reading up to where it stopped. Something that can be iterated anew each
-    epoch may stand for the function. The order is theirs: the key of `init` does not change it.
+    each. It must give the same batches each time it is called with the same epoch, because a saved
+    state is resumed by reading up to where it stopped. An iterable that can be read once an epoch
+    may replace the function. It decides the order: the key of `init` does not change it.
 
-    `buffer` batches are at hand for compiled loops, and a thread reads as many ahead. `example` is
-    one batch, or its shapes; without it `init` reads the first. An epoch is the whole iterable, or
-    its first `batches_per_epoch` batches.
+    The state holds `buffer` batches for compiled loops, and a thread reads as many ahead. `example`
+    is one batch, or its shapes; without it `init` reads the first batch. An epoch is the whole
+    iterable, or its first `batches_per_epoch` batches.
 
-    Certificates draw from epochs that no run reaches, make(2³⁰), make(2³⁰ + 1), …, which must be
-    shuffled anew each; or from `held_out(epoch)`, a function like `make` of other samples.
+    Certificates draw from epochs that no run reaches, make(2³⁰), make(2³⁰ + 1), …, each of which
+    must have an order of its own; or from `held_out(epoch)`, a function like `make` of other
+    samples.
     """
 
     batch: int = eqx.field(static=True)
     buffer: int = eqx.field(static=True)
     reader: Reader = eqx.field(static=True)
-    others: Later | None = eqx.field(static=True)
+    others: LaterEpochs | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -92,9 +93,9 @@ class Host(Source[HostState]):
         epochs = Epochs(make, self.batch, batches_per_epoch)
         self.reader = Reader(epochs, self.buffer, shapes_of(example, self.batch))
         if held_out is not None:
-            self.others = Later(held_out, 0)
+            self.others = LaterEpochs(held_out, 0)
         else:
-            self.others = Later(make, HELD_OUT) if callable(make) else None
+            self.others = LaterEpochs(make, HELD_OUT) if callable(make) else None
 
     def init(self, key: Any) -> HostState:
         as_key(key)
@@ -109,7 +110,7 @@ class Host(Source[HostState]):
         )
 
     def draw(self, state: HostState) -> tuple[HostState, Tree]:
-        # Behind the last batch at hand are NaNs: better seen than the last batch again.
+        # After the last batch come NaNs, which show; the last batch again would not.
         batch = jax.tree.map(lambda b: b.at[state.cursor].get(mode="fill"), state.buffer)
         cursor = jnp.minimum(state.cursor + 1, self.buffer)
         drawn = state.drawn + self.batch
@@ -125,7 +126,7 @@ class Host(Source[HostState]):
         shapes = jax.tree.map(lambda b: jax.ShapeDtypeStruct(b.shape[1:], b.dtype), state.buffer)
         position = int(state.epoch), int(state.fetched)
         batches, (epoch, fetched) = self.reader.take(position, used, shapes)
-        missing = used - len(batches)  # where the next one is broken: those before it come first
+        missing = used - len(batches)  # those that cannot be read; the others come first
 
         def filled(old: Array, *new: np.ndarray) -> Array:
             return jnp.concatenate([old[:missing], old[used:], np.stack(new)])
@@ -145,7 +146,7 @@ class Host(Source[HostState]):
                 "pass a function make(epoch) that shuffles, or held_out=, or hold all samples in "
                 "memory with bilevax.data.Arrays"
             )
-        make = Later(self.others.make, self.others.first + EPOCHS_APART * key)
+        make = LaterEpochs(self.others.make, self.others.first + EPOCHS_APART * key)
         check_shuffled(make)
         return Host(make, batch=self.batch, example=self.reader.shapes(), buffer=self.buffer)
 
@@ -154,7 +155,7 @@ class Host(Source[HostState]):
 
 
 def check_make(make: Any, name: str) -> None:
-    """Refuse what cannot be read once an epoch."""
+    """Refuse a `make` that cannot be read once an epoch."""
     if isinstance(make, Iterator):
         raise TypeError(
             f"Host: {name} is a {type(make).__name__}, which can be read only once; pass a "
@@ -174,8 +175,8 @@ def check_make(make: Any, name: str) -> None:
         )
 
 
-def check_shuffled(make: Later) -> None:
-    """Refuse epochs that begin alike: one sample of batches again and again is no new evidence."""
+def check_shuffled(make: LaterEpochs) -> None:
+    """Refuse epochs that begin alike: the same batches again are no new evidence."""
     firsts = [list(itertools.islice(make(epoch), 2)) for epoch in (0, 1)]
     few = any(len(first) < 2 for first in firsts)  # an epoch of one batch has no order
     if not few and len({digest(jax.tree.map(np.asarray, first[0])) for first in firsts}) == 1:

@@ -19,7 +19,7 @@ from bilevax.trees import Tree
 
 
 class InMemory(Source[State]):
-    """What these share: a draw needs no host, and all samples can be had at once."""
+    """A source whose draws need no host, and that has all its samples at once."""
 
     arrays: eqx.AbstractVar[Tree]
     sharding: eqx.AbstractVar[Sharding | None]

@@ -1,4 +1,4 @@
-"""The batches of an iterator, epoch after epoch: checked, and from any position."""
+"""The batches of an iterator, epoch after epoch, checked, from any position."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from bilevax.data.ahead import Ahead
 from bilevax.data.checks import DataError, check_finite, numeric
+from bilevax.data.prefetch import Prefetch
 from bilevax.trees import Tree
 
 # An epoch, and how many of its batches have been read.
@@ -28,9 +28,9 @@ class Epochs:
     per_epoch: int | None
 
     def after(self, position: Position, shapes: Tree) -> Iterator[tuple[Position, Tree]]:
-        """The batches behind a position, checked, each with the position behind it.
+        """The batches after a position, checked, each with the position after it.
 
-        Without `shapes` the first batch says what the others must be like.
+        Without `shapes` the first batch sets the shapes of the others.
         """
         epoch, skip = position
         while True:
@@ -124,17 +124,18 @@ def digest(batch: Tree) -> bytes:
 
 
 class Reader:
-    """Takes batches from where a state stands, reading on from where it was last if that is there.
+    """Takes batches from the position of a state.
 
-    It is no part of a state: from any other position it reads the epoch again up to there.
+    From the position where it stopped last it reads on; for any other it reads the epoch again up
+    to there. It is not part of a state.
     """
 
     def __init__(self, epochs: Epochs, depth: int, shapes: Tree):
         self._epochs, self._depth, self._shapes = epochs, depth, shapes
-        self._live: tuple[Position, Ahead[tuple[Position, Tree]]] | None = None
+        self._live: tuple[Position, Prefetch[tuple[Position, Tree]]] | None = None
 
     def shapes(self) -> Tree:
-        """What a batch is like, from the first if no example was given."""
+        """The shapes of a batch, read from the first one if no example was given."""
         if self._shapes is None:
             live = self._at((0, 0), None)
             _, batch = live.peek()
@@ -142,9 +143,9 @@ class Reader:
         return self._shapes
 
     def take(self, position: Position, count: int, shapes: Tree) -> tuple[list[Tree], Position]:
-        """The next batches behind a position, and the position behind them.
+        """The next batches after a position, and the position after them.
 
-        Fewer, but at least one, if one of them cannot be had: the next call then says why.
+        There are fewer, but at least one, if one of them cannot be read; the next call says why.
         """
         live, batches = self._at(position, shapes), []
         for _ in range(count):
@@ -158,14 +159,14 @@ class Reader:
         self._live = position, live
         return batches, position
 
-    def _at(self, position: Position, shapes: Tree) -> Ahead[tuple[Position, Tree]]:
-        """Taken out of `_live`, where only what did not raise is put back."""
+    def _at(self, position: Position, shapes: Tree) -> Prefetch[tuple[Position, Tree]]:
+        """A prefetch at a position. It leaves `_live`, and is put back there unless it raises."""
         live, self._live = self._live, None
         if live is not None and live[0] == position:
             return live[1]
         if live is not None:
             live[1].close()
-        return Ahead(self._epochs.after(position, shapes), self._depth)
+        return Prefetch(self._epochs.after(position, shapes), self._depth)
 
     def __repr__(self) -> str:
         return f"Reader({named(self._epochs.make)})"

@@ -15,9 +15,9 @@ from bilevax.trees import Tree
 
 State = TypeVar("State")
 
-# Keys and epochs of certificates are apart from those of solvers, which count from 0.
+# Certificates use keys and epochs from here on; solvers count theirs from 0.
 HELD_OUT = 1 << 30
-# One generator for all streams, whatever JAX's default is where a stored state is taken up.
+# One generator for all streams, whatever JAX's default is where a stored state is resumed.
 GENERATOR = "threefry2x32"
 
 
@@ -40,11 +40,11 @@ class Source(eqx.Module, Generic[State]):
 
     @abc.abstractmethod
     def ready(self, state: State, count: int = 1) -> Array:
-        """Whether `draw` has so many batches without help of the host."""
+        """Whether `draw` has so many batches without the help of the host."""
 
     @abc.abstractmethod
     def refilled(self, state: State) -> State:
-        """On the host: the same position of the stream, with as many batches at hand as fit."""
+        """On the host: the same position of the stream, with as many batches as the state holds."""
 
     @abc.abstractmethod
     def everything(self) -> Tree | None:

@@ -22,14 +22,13 @@ from bilevax.deep.methods import (
 )
 from bilevax.deep.networks import Model, scores, split
 from bilevax.terms import Simplex
-from bilevax.trees import Tree
 
 LEAST_ETA = 1e-6
 SIMPLEX = Simplex()
 
 
 class Minimised(eqx.Module):
-    """x of the penalty problem, the encoder's parameters in it or, for one batch, its features."""
+    """x of the penalty problem; x1 is the encoder's parameters or, for one batch, its features."""
 
     x1: Any
     eta: Array
@@ -60,8 +59,8 @@ class BilevelState(eqx.Module):
 
 
 class BilevelDRO(Method[BilevelState]):
-    """`eq:dro_nested`: a head that group DRO on training rows gives, for an encoder and an η that
-    make the worst group of the validation rows do well.
+    """`eq:dro_nested`: group DRO gives a head on the training rows, and the encoder and η make the
+    worst group of the validation rows do well with it.
 
     f  = x2ᵀL_val(x1, y1) + l2/2·‖x1‖²,
     f~ = y2ᵀL_train(x1, y1) − η/2·‖y2 − 1/G‖² + l2/2·‖y1‖²; x2, y2, z2 in the simplex, η ≥ 1e-6;
@@ -156,15 +155,17 @@ class BilevelDRO(Method[BilevelState]):
             )
         x, memory = self._descended(x, gradient, state.memory)
         iteration = (state.iteration + 1) % self.iterations
-        return BilevelState(
+        moved = lambda new, old: jnp.where(iteration == 0, new, old)
+        centre = state.centre and jax.tree.map(moved, x, state.centre)
+        return dataclasses.replace(
+            state,
             encoder=with_trained(encoder, x.x1),
             eta=x.eta,
             y1=x.y1,
             y2=x.y2,
             y=y,
             slope=slope,
-            anchor=state.anchor,
-            centre=state.centre and _where(iteration == 0, x, state.centre),
+            centre=centre,
             iteration=iteration,
             memory=memory,
             loss=loss,
@@ -199,11 +200,7 @@ class BilevelDRO(Method[BilevelState]):
 
 
 def _to_simplex(weights: Array) -> Array:
-    # What is more than 1 below the largest becomes 0 anyway; without it no digits are lost where
+    # Entries more than 1 below the largest become 0 anyway; cut off, they cost no digits where
     # losses are huge.
     near = jnp.maximum(weights - jnp.max(weights), -1)
     return SIMPLEX.prox(near, jnp.ones((), weights.dtype))
-
-
-def _where(condition: Array, a: Tree, b: Tree) -> Tree:
-    return jax.tree.map(lambda new, old: jnp.where(condition, new, old), a, b)

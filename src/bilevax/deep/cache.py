@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bilevax.arguments import warn
-
-#: Bytes that are checked at a time.
-_PIECE = 1 << 24
+from bilevax.files import replaced
+from bilevax.progress import Progress
 
 
 def cache_file(folder: Path, name: str, files: Sequence[str], crop: int | None, side: int) -> Path:
-    """The name of the cache, another one as soon as any image file has changed."""
+    """The name of the cache, which changes as soon as any image file does."""
     digest = hashlib.sha256(repr((crop, side)).encode())
     for file in files:
         found = os.stat(file)
@@ -29,7 +25,7 @@ def cache_file(folder: Path, name: str, files: Sequence[str], crop: int | None, 
 
 
 def opened(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    """The pixels in a file that was checked; None if they must be decoded (again)."""
+    """The pixels of a cache that is whole; None if they must be decoded."""
     if not path.exists():
         return None
     try:
@@ -39,7 +35,8 @@ def opened(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
         with open(path, "rb") as file:
             file.seek(-4, os.SEEK_END)
             kept, size = file.read(4), file.tell()
-        if size != pixels.offset + pixels.nbytes + 4 or kept != _sum_of(pixels):
+        found = zlib.crc32(pixels).to_bytes(4, "big")
+        if size != pixels.offset + pixels.nbytes + 4 or kept != found:
             raise ValueError("its bytes are not those that were written")
     except (ValueError, OSError, EOFError, SyntaxError) as error:
         warn(f"{path} is damaged ({error}); the images are decoded again", RuntimeWarning)
@@ -48,45 +45,29 @@ def opened(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def written(
-    path: Path,
-    shape: tuple[int, ...],
-    chunks: Iterator[np.ndarray],
-    tell: Callable[[int], Any],
+    path: Path, shape: tuple[int, ...], chunks: Iterator[np.ndarray], progress: Progress
 ) -> np.ndarray:
-    """Keep the pixels as an .npy file, complete or not there, with a checksum behind them.
+    """Keep the pixels as an .npy file with a checksum behind them, and open it.
 
-    Written as a file and not as mapped memory: there a full disk kills the process.
+    They are written to a file and not to mapped memory, where a full disk kills the process.
     """
-    temporary = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.tmp")
+    done = total = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
+        with replaced(path) as temporary, temporary.open("wb") as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            total = 0
             for chunk in chunks:
                 data = np.ascontiguousarray(chunk).data
                 file.write(data)
                 total = zlib.crc32(data, total)
-                tell(len(chunk))
+                done += len(chunk)
+                progress.show(done)
             file.write(total.to_bytes(4, "big"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
         size = np.prod(shape, dtype=float) / 1e9
         raise OSError(
             f"the cache {path} cannot be written: {error.strerror or error}. It needs {size:.1f} "
             "GB; choose another folder, or none"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
     return np.load(path, mmap_mode="r", allow_pickle=False)
-
-
-def _sum_of(pixels: np.ndarray) -> bytes:
-    flat, total = pixels.reshape(-1), 0
-    for start in range(0, flat.size, _PIECE):
-        total = zlib.crc32(np.ascontiguousarray(flat[start : start + _PIECE]).data, total)
-    return total.to_bytes(4, "big")

@@ -1,12 +1,12 @@
-"""The checkpoints of a training run: complete or not there, and read only if whole.
+"""The checkpoints of a training run: complete or not there, and read only if undamaged.
 
-    folder/best.json               the best step (and the one before it)
+    folder/best.json               the best step, and the one that was best before it
     folder/step-00000120/state/    the arrays, by orbax
-                         leaves.json   key, shape and dtype of each
-                         about.json    what the run has to say
-                         digests.json  of all of these files
+                         leaves.json   key, shape and dtype of each array
+                         about.json    what the run adds: settings, history, …
+                         digests.json  of all these files
 
-A name that ends in ~ is of a save under way, or of one that was killed.
+A name that ends in ~ belongs to a save under way, or to one that was killed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from bilevax import arguments
+from bilevax.files import write_json
 from bilevax.trees import Tree
 
 ARRAYS = jax.Array | np.ndarray
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-STEP = re.compile(r"step-(\d{8,})(\.old~)?")  # .old~: killed while another took its place
-LEFTOVER = re.compile(r"step-\d{8,}\.(new|old|gone)~")
+STEP = re.compile(r"step-(\d{8,})(\.old~)?")  # .old~: the save that replaced it was killed
+LEFTOVER = re.compile(r"step-\d{8,}\.(new|old|gone)~|\.best\.json\..*~|best\.json~")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What was saved at a step: its arrays, where `like` has them, and what the run said."""
+    """A checkpoint that was read: the arrays, placed as `like` has them, and what the run added."""
 
     step: int
     state: Tree
@@ -50,12 +51,12 @@ class Saved:
 class Checkpoints:
     """The states of a training run in a folder: the last two, and the best.
 
-    With several processes all of them call each method, and all see the same folder.
+    With several processes, all of them call each method and see the same folder.
     """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).absolute()
-        self._at: int | None = None  # the step that this run saved or took up last
+        self._at: int | None = None  # the step that this run saved or read last
 
     def steps(self) -> list[int]:
         """The steps in the folder, damaged ones too."""
@@ -65,12 +66,13 @@ class Checkpoints:
         return sorted({int(match[1]) for match in found if match})
 
     def save(self, step: int, state: Tree, about: dict[str, Any], *, best: bool) -> None:
-        """Save a step, and only then remove those no longer kept.
+        """Save a step, and only then remove the steps that are no longer kept.
 
-        A run that was taken up before the last step, as that one was damaged, replaces it.
+        A run that resumed before the last step, because that one is damaged, replaces it.
         """
         arguments.whole(step, "step", 0)
-        said, leaves = _json(about), _leaves(state, ARRAYS)
+        _check_json(about)
+        leaves = _leaves(state, ARRAYS)
         present = self.steps()
         latest = max(present, default=0) if self._at is None else self._at
         if step < latest:
@@ -90,14 +92,14 @@ class Checkpoints:
             new.mkdir()
 
         def end() -> None:
-            _write(new / "leaves.json", json.dumps([_looks(*leaf) for leaf in leaves]))
-            _write(new / "about.json", said)
-            _write(new / "digests.json", json.dumps(_digests(new), indent=1))
+            write_json(new / "leaves.json", [_description(*leaf) for leaf in leaves])
+            write_json(new / "about.json", about)
+            write_json(new / "digests.json", _digests(new))
             for path in [new, *new.rglob("*")]:
                 _sync(path)
-            # Named before it is there: until then the name before it counts.
+            # The best step is named before it is there; until then the one named after it counts.
             named = [name for name in self._named() if name in earlier][:1]
-            _replace(self.folder / "best.json", json.dumps([step, *named] if best else named))
+            write_json(self.folder / "best.json", [step, *named] if best else named)
             self._place(new, step)
 
         try:
@@ -108,21 +110,24 @@ class Checkpoints:
             if jax.process_index() == 0:
                 shutil.rmtree(new, ignore_errors=True)
             if _no_room(error):
-                raise OSError(errno.ENOSPC, self._no_room(step, present)) from error
+                names = ", ".join(_name(other) for other in present)
+                kept = f"the earlier {names} are untouched" if present else "none was saved before"
+                message = f"no room in {self.folder} for the checkpoint of step {step}; {kept}"
+                raise OSError(errno.ENOSPC, f"{message}: free space there and resume") from error
             raise
         self._at = step
         _first(lambda: self._prune(step, earlier))
 
     def last(self, like: Tree) -> Saved | None:
-        """The last step that is whole, with the shapes and shardings of `like`; None if none is."""
+        """The last undamaged step, with the shapes and shardings of `like`; None without steps."""
         return self._read("last", like)
 
     def best(self, like: Tree) -> Saved | None:
-        """The best step; with a warning the last if that is damaged or none was called best."""
+        """The best step; with a warning the last, if the best is damaged or was not named."""
         return self._read("best", like)
 
     def about(self, which: Literal["last", "best"] = "last") -> dict[str, Any] | None:
-        """What the run said at that step: enough to build a `like` from its settings."""
+        """What the run added at that step: enough to build a `like` from its settings."""
         step = self._choose(which)
         return None if step is None else json.loads((self._path(step) / "about.json").read_bytes())
 
@@ -133,7 +138,7 @@ class Checkpoints:
             return None
         path = self._path(step)
         saved = json.loads((path / "leaves.json").read_bytes())
-        _check_same(saved, [_looks(*leaf) for leaf in leaves], path)
+        _check_same(saved, [_description(*leaf) for leaf in leaves], path)
         arrays = _read_arrays(path / "state", [leaf for _, leaf in leaves])
         self._at = step
         state = jax.tree.unflatten(jax.tree.structure(like), arrays)
@@ -144,7 +149,7 @@ class Checkpoints:
         return None if step < 0 else step
 
     def _search(self, which: Literal["last", "best"]) -> int:
-        """The step to read, -1 if there is none at all; a damaged one is warned of and passed."""
+        """The step to read, -1 if there is none; warns of each damaged step that it passes."""
         steps = self.steps()[::-1]
         if which == "best" and steps:
             found = next((step for step in self._named() if step in steps), None)
@@ -163,17 +168,17 @@ class Checkpoints:
                 return step
             wrong.append(f"{path}: {damage}")
             if step != steps[-1]:
-                then = "the one before it" if which == "last" else "the last that is whole"
+                then = "the one before it" if which == "last" else "the last undamaged one"
                 arguments.warn(f"{path} is damaged: {damage}; using {then}", RuntimeWarning)
         if wrong:
             raise ValueError(
-                "no checkpoint is whole; begin again in another folder, or put back a copy:\n  "
+                "every checkpoint is damaged; start in another folder, or restore a copy:\n  "
                 + "\n  ".join(wrong)
             )
         return -1
 
     def _named(self) -> list[int]:
-        """The steps called best, latest first; none if the file is not there or damaged."""
+        """The steps named best, latest first; none if the file is missing or damaged."""
         try:
             named = json.loads((self.folder / "best.json").read_bytes())
         except (OSError, ValueError):
@@ -186,7 +191,7 @@ class Checkpoints:
         return old if not path.exists() and old.exists() else path
 
     def _tidy(self) -> None:
-        """Remove what killed runs left, but for a step that was about to be replaced."""
+        """Remove what killed saves left; a step that was being replaced gets its name back."""
         for path in self.folder.iterdir():
             if not LEFTOVER.fullmatch(path.name):
                 continue
@@ -194,7 +199,7 @@ class Checkpoints:
             if kind == "old~" and not (self.folder / name).exists():
                 path.rename(self.folder / name)
             else:
-                shutil.rmtree(path)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _place(self, new: Path, step: int) -> None:
         path = self.folder / _name(step)
@@ -208,35 +213,27 @@ class Checkpoints:
     def _prune(self, step: int, earlier: list[int]) -> None:
         keep = {step, *earlier[-1:], *self._named()[:1]}
         for other in set(self.steps()) - keep:
-            # What is half removed must not look like a damaged checkpoint. What cannot be
+            # Renamed first: a half-removed step must not look like a damaged one. What cannot be
             # removed now is tried again at the next save.
             gone = self.folder / f"{_name(other)}.gone~"
             with contextlib.suppress(OSError):
                 self._path(other).rename(gone)
                 shutil.rmtree(gone)
 
-    def _no_room(self, step: int, present: list[int]) -> str:
-        names = ", ".join(_name(other) for other in present)
-        kept = f"the earlier {names} are untouched" if present else "none was saved before"
-        return (
-            f"no room in {self.folder} for the checkpoint of step {step}; {kept}: free space "
-            "there and resume"
-        )
-
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _json(about: dict[str, Any]) -> str:
+def _check_json(about: dict[str, Any]) -> None:
     try:
-        return json.dumps(about, indent=1)
+        json.dumps(about, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TypeError(f"about must be JSON: {error}") from None
 
 
 def _first(work: Callable[[], int | None]) -> int:
-    """What process 0 finds when it does this work; the others wait, and fail if it does."""
+    """The result of work that process 0 does; the others wait for it, and fail if it fails."""
     failure, found = None, None
     if jax.process_index() == 0:
         try:
@@ -249,7 +246,7 @@ def _first(work: Callable[[], int | None]) -> int:
     if failure is not None:
         raise failure
     if answer[0]:
-        raise RuntimeError("the checkpoints' process 0 failed; its error says why")
+        raise RuntimeError("process 0 could not write or read a checkpoint; its error says why")
     return int(answer[1])
 
 
@@ -257,7 +254,7 @@ def _first(work: Callable[[], int | None]) -> int:
 
 
 def _leaves(tree: Tree, kinds: Any) -> list[tuple[str, Any]]:
-    """The arrays of a state with their keys: orbax gets them numbered, whatever holds them."""
+    """The arrays of a state with their keys. Orbax gets them numbered, whatever holds them."""
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         key = jax.tree_util.keystr(path) or "the state"
@@ -272,20 +269,18 @@ def _leaves(tree: Tree, kinds: Any) -> list[tuple[str, Any]]:
     return found
 
 
-def _looks(key: str, leaf: Any) -> list[Any]:
+def _description(key: str, leaf: Any) -> list[Any]:
     return [key, list(leaf.shape), str(leaf.dtype)]
 
 
 def _check_same(saved: list[Any], here: list[Any], path: Path) -> None:
-    """Refuse a state of another run, at the first array that differs."""
+    """Refuse the state of another run, and name the first array that differs."""
     other = f"{path} is of another run: "
     keys, known = [key for key, *_ in here], [key for key, *_ in saved]
-    for key in keys:
-        if key not in known:
-            raise ValueError(f"{other}it has no {key}")
-    for key in known:
-        if key not in keys:
-            raise ValueError(f"{other}it has {key}, which this state has not")
+    for key in (key for key in keys if key not in known):
+        raise ValueError(f"{other}it has no {key}")
+    for key in (key for key in known if key not in keys):
+        raise ValueError(f"{other}it has {key}, which this state has not")
     for (key, shape, dtype), (name, its_shape, its_dtype) in zip(here, saved):
         if key != name:
             raise ValueError(f"{other}{name} is where this state has {key}")
@@ -296,7 +291,7 @@ def _check_same(saved: list[Any], here: list[Any], path: Path) -> None:
 
 
 def _local(leaf: Any) -> bool:
-    """Whether this process has all of an array, so that it can go through NumPy."""
+    """Whether this process has all of an array, so that NumPy can hold it."""
     sharding = getattr(leaf, "sharding", None)
     return sharding is None or sharding.is_fully_addressable
 
@@ -334,7 +329,8 @@ def _read_arrays(path: Path, like: list[Any]) -> list[Any]:
 
 
 def _put(found: Any, like: Any) -> Any:
-    """Back to where `like` is; free to move if that is, lest jit refuse it beside others."""
+    """The array where `like` is. It is committed to a device only if `like` is: jit refuses
+    arrays that are committed to different devices."""
     if isinstance(like, np.ndarray) or isinstance(found, jax.Array):
         return found
     bound = like.sharding is not None and getattr(like, "committed", True)
@@ -343,7 +339,7 @@ def _put(found: Any, like: Any) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Orbax logs the traceback of each of its threads that fails; the exception says it once."""
+    """Silence orbax, which logs the traceback of each thread that fails beside the exception."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -377,7 +373,7 @@ def _digest_of_all(files: dict[str, str]) -> str:
 
 
 def _damage(folder: Path) -> str | None:
-    """What is wrong with the first file that is; None if the checkpoint is whole."""
+    """What is wrong with the first damaged file; None if the checkpoint is undamaged."""
     name = "digests.json"
     try:
         digests = json.loads((folder / name).read_bytes())
@@ -395,19 +391,8 @@ def _damage(folder: Path) -> str | None:
     return None
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def _replace(path: Path, text: str) -> None:
-    new = path.with_name(path.name + "~")
-    _write(new, text)
-    _sync(new)
-    new.replace(path)
-
-
 def _sync(path: Path) -> None:
-    """Down to the disk; a folder's names too, where the system can."""
+    """Write a file, or the names in a folder, through to the disk."""
     if os.name != "posix" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
@@ -418,7 +403,7 @@ def _sync(path: Path) -> None:
 
 
 def _no_room(error: BaseException) -> bool:
-    """Whether the disk is full; of orbax's errors only the text says so."""
+    """Whether the disk is full; orbax's errors say so only in their text."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in NO_ROOM
     return any(os.strerror(number) in str(error) for number in NO_ROOM)

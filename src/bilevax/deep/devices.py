@@ -1,4 +1,4 @@
-"""Where arrays lie: rows of a batch spread over all devices, everything else on each of them."""
+"""Where arrays are: the rows of a batch divided among devices, everything else on each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
@@ -14,14 +15,14 @@ from bilevax.trees import Tree
 
 
 class Devices:
-    """All devices of all processes, in one line."""
+    """All devices of all processes, in one row."""
 
     def __init__(self) -> None:
-        # Those of a process side by side: it sends rows that are side by side.
+        # The devices of a process are neighbours, as are the rows that it sends.
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         counts = np.bincount([device.process_index for device in devices])
         if len(set(counts.tolist())) > 1:
-            raise ValueError(f"every process must have as many devices, not {counts.tolist()}")
+            raise ValueError(f"processes must have equally many devices, not {counts.tolist()}")
         self.mesh = Mesh(np.asarray(devices), ("rows",))
 
     @property
@@ -41,7 +42,7 @@ class Devices:
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, "rows"))
 
     def spread(self, rows: np.ndarray, axis: int = 0) -> Array:
-        """An array that every process has, with its rows divided."""
+        """An array that every process has whole, with its rows divided."""
         return jax.make_array_from_callback(
             rows.shape, self.sharding(axis), lambda index: rows[index]
         )
@@ -52,16 +53,14 @@ class Devices:
         return slice(each * jax.process_index(), each * (jax.process_index() + 1))
 
     def joined(self, own: np.ndarray, count: int) -> Array:
-        """The array of so many rows of which every process has its own."""
+        """The array of `count` rows of which every process gives its own."""
         return jax.make_array_from_process_local_data(self.sharding(), own, (count, *own.shape[1:]))
 
-    def check(self, rows: int, what: str) -> None:
-        """Refuse a batch that cannot be divided."""
-        if rows % self.count:
-            raise ValueError(
-                f"{what} must be a multiple of the {self.count} devices, which share the rows of "
-                f"a batch evenly, not {rows}"
-            )
+    def gathered(self, rows: Array) -> np.ndarray:
+        """All rows of an array whose rows are divided, on every process."""
+        if jax.process_count() > 1:
+            rows = multihost_utils.process_allgather(rows, tiled=True)
+        return np.asarray(rows)
 
 
 def first() -> bool:
@@ -70,6 +69,6 @@ def first() -> bool:
 
 
 def memory() -> float:
-    """Bytes that a device has; infinite where it does not say."""
+    """Bytes of memory that a device has; infinite where it does not say."""
     stats: dict[str, Any] | None = jax.local_devices()[0].memory_stats()
     return float((stats or {}).get("bytes_limit", np.inf))

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from bilevax.arguments import one_number, whole
-from bilevax.deep.batches import shuffled
 from bilevax.deep.pixels import Images
 from bilevax.deep.tables import SPLITS, group_counts
 
@@ -47,11 +46,8 @@ def dominoes(
     Both classes have the same number of images, as many as the scarcest of the four kinds of
     pictures allows, so that no picture is used twice, be it clothing or a digit.
     """
-    for share, name in (
-        (correlation, "correlation"),
-        (validation, "validation"),
-        (validation_correlation, "validation_correlation"),
-    ):
+    names = ("correlation", "validation", "validation_correlation")
+    for share, name in zip((correlation, validation, validation_correlation), names):
         number = one_number(share, name)
         if number is None or not 0 <= number <= 1:
             raise ValueError(f"{name} must be a share between 0 and 1, not {share}")
@@ -73,12 +69,10 @@ def dominoes(
         agree = round(share * (last - first))
         for y in (0, 1):
             for d in (0, 1):
-                size = agree if y == d else last - first - agree
-                below = clothes[y][_piece(first, last, agree, y == d)]
-                above = figures[d][_piece(first, last, agree, y == d)]
-                pixels.append(_stacked(above, below))
-                group.append(np.full(size, 2 * y + d, np.int32))
-                split.append(np.full(size, s, np.int8))
+                part = slice(first, first + agree) if y == d else slice(first + agree, last)
+                pixels.append(_stacked(figures[d][part], clothes[y][part]))
+                group.append(np.full(len(pixels[-1]), 2 * y + d, np.int32))
+                split.append(np.full(len(pixels[-1]), s, np.int8))
     groups, splits = np.concatenate(group), np.concatenate(split)
     names = tuple(f"{CLOTHES[c]} with {d}" for c in classes for d in digits)
     for s, g in zip(*np.nonzero(group_counts(splits, groups, 4) == 0)):
@@ -103,10 +97,6 @@ def _two_of(numbers: tuple[int, int], name: str) -> None:
         raise ValueError(f"{name} must be two different numbers from 0 to 9, not {numbers}")
 
 
-def _piece(first: int, last: int, agree: int, agrees: bool) -> slice:
-    return slice(first, first + agree) if agrees else slice(first + agree, last)
-
-
 def _pools(
     folder: Path, kind: str, classes: tuple[int, int], digits: tuple[int, int], seed: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -123,6 +113,15 @@ def _pools(
             pools.append(pictures[rows[order]])
         both.append(pools)
     return both[0], both[1]
+
+
+def shuffled(count: int, *seed: int) -> np.ndarray:
+    """A permutation of 0, …, count − 1 that every version of NumPy draws alike.
+
+    NumPy keeps the bits of its generators, but not what it makes of them.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(count)
+    return np.argsort(bits, kind="stable")
 
 
 def _stacked(above: np.ndarray, below: np.ndarray) -> np.ndarray:

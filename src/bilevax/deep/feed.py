@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import equinox as eqx
@@ -12,11 +13,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from bilevax.deep.augment import augmented, prepare
-from bilevax.deep.batches import Balanced, Uniform
+from bilevax.deep.augmentation import augmented, prepare
+from bilevax.deep.batches import Rows
 from bilevax.deep.devices import Devices, memory
 from bilevax.deep.methods import Batch, Method, cross_entropy
-from bilevax.deep.networks import Model
+from bilevax.deep.networks import Model, scores
 from bilevax.deep.pixels import Images, stream
 
 #: The share of a device's memory that pixels may take; the rest is for the network.
@@ -33,53 +34,30 @@ class View:
     train: int  # rows of a batch that are training rows
 
     def batch(self, pixels: Array, label: Array, group: Array, key: Array) -> Batch:
-        dtype = jnp.dtype(self.dtype)
-        if self.augment:
-            images = augmented(key, pixels, self.size, dtype=dtype)
-        else:
-            images = prepare(pixels, self.size, dtype=dtype)
+        given = pixels, self.size, jnp.dtype(self.dtype)
+        images = augmented(key, *given) if self.augment else prepare(*given)
         return Batch(images, label, group, self.train)
-
-
-class Rows:
-    """The rows of batch i: training rows, then the validation rows of a method that takes them."""
-
-    def __init__(self, images: Images, method: type[Method], batch: int, seed: int):
-        train = images.rows("train")
-        if method.takes_groups:
-            self.train: Any = Balanced(train, images.group[train], batch, seed)
-        else:
-            self.train = Uniform(train, batch, seed)
-        self.held = None
-        if method.takes_validation:
-            held = images.rows("validation")
-            # Streams of their own, numbered behind those of the training rows.
-            self.held = Balanced(held, images.group[held], batch, seed, first=len(images.groups))
-        self.batch = batch if self.held is None else 2 * batch
-        self.epoch_batches: int = self.train.epoch_batches
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        if self.held is None:
-            return self.train[i]
-        return np.concatenate([self.train[i], self.held[i]])
 
 
 class Feed:
     """Takes a method through its batches, and judges a model on a split.
 
     Where all pixels fit on a device they are put there once, and a chunk of steps is one compiled
-    loop; else each batch is decoded ahead, or taken from the host's memory, and sent. The batches
-    are the same. Every process sends only its own rows. `steps` are those of the whole run.
+    loop. Otherwise each batch is decoded ahead, or taken from the host's memory, and sent. The
+    batches are the same. Every process sends only its own rows. `steps` counts the whole run.
     """
 
     def __init__(
         self, images: Images, rows: Rows, view: View, devices: Devices, seed: int, *,
         steps: int, chunk: int, workers: int = 0, resident: bool | None = None,
     ):  # fmt: skip
-        devices.check(rows.batch, "the rows of a batch")
+        if rows.batch % devices.count:
+            whole = f"a multiple of the {devices.count} devices, which share them evenly"
+            raise ValueError(f"the rows of a batch must be {whole}, not {rows.batch}")
         self.images, self.rows, self.view, self.devices = images, rows, view, devices
         self.steps, self.chunk, self.workers = steps, chunk, workers
-        self._ahead: tuple[int, Any] | None = None  # a batch's number, and a stream from it on
+        # The open stream of pixels, and the number of the batch that it gives next.
+        self._open: tuple[int, Any] | None = None
         self.seed = devices.everywhere(np.asarray(seed, np.uint32))
         self.resident: Any = None
         if resident is None:
@@ -100,7 +78,7 @@ class Feed:
 
     def _here(self, method: Method, state: Any, first: int, count: int) -> Any:
         numbers = np.zeros((self.chunk, self.rows.batch), np.int32)
-        numbers[:count] = [self.rows[first + i] for i in range(count)]
+        numbers[:count] = self.rows.several(first, count)
         given = (
             method, self.resident, self.devices.spread(numbers, axis=1), jnp.asarray(count),
             jnp.asarray(first), self.seed, self.view, self.devices.sharding(),
@@ -116,61 +94,75 @@ class Feed:
             )
             batch = (self.devices.joined(pixels, len(rows)), label, group)
             state = _step((method, batch, jnp.asarray(i), self.seed, self.view), state)
-        self._ahead = first + count, sent
+        self._open = first + count, sent
         return state
 
     def _from(self, first: int) -> Any:
-        """A stream of this process's pixels from a batch on; the open one, if it stands there."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == first:
-            return ahead[1]
-        if ahead is not None:
-            ahead[1].close()
-        mine = _Own(self.rows, self.devices.own(self.rows.batch))
-        return stream(self.images, mine, first, self.steps - first, self.workers)
+        """A stream of this process's pixels from a batch on."""
+        if self._open is not None and self._open[0] == first:
+            sent = self._open[1]
+        else:
+            self.close()
+            mine = _Own(self.rows, self.devices.own(self.rows.batch))
+            sent = stream(self.images, mine, first, self.steps - first, self.workers)
+        self._open = None  # a stream that fails is not used again
+        return sent
 
     def close(self) -> None:
-        """End the decoding ahead."""
-        if self._ahead is not None:
-            self._ahead[1].close()
-            self._ahead = None
+        """Stop decoding ahead."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
 
     def judge(self, model: Model, split: str) -> dict[str, Any]:
         """Accuracy and mean loss on a split: of all rows, of the worst group, of each group."""
-        rows, size = self.images.rows(split), self.rows.batch
-        batches = _Padded(rows, size)
+        return self.judge_and_encode(model, split, keep=False)[0]
+
+    def judge_and_encode(
+        self, model: Model, split: str, *, keep: bool = True
+    ) -> tuple[dict[str, Any], np.ndarray]:
+        """What `judge` says, and the features of the split's rows, in one pass over its images."""
+        rows, features = self.images.rows(split), []
         total: Any = None
-        view = dataclasses.replace(self.view, augment=False, train=size)
-        sent = None
-        if self.resident is None:
-            own = self.devices.own(size)
-            sent = stream(self.images, _Own(batches, own), 0, len(batches), self.workers)
-        for i in range(len(batches)):
-            numbers = batches[i]
-            inside = np.arange(size) + i * size < len(rows)
-            pixels: Any
-            if sent is not None:
-                pixels = (self.devices.joined(next(sent), size), None)
-            else:
-                assert self.resident is not None
-                pixels = (self.resident[0], self.devices.spread(numbers))
-            label, group, inside = (
-                self.devices.spread(a)
-                for a in (self.images.label[numbers], self.images.group[numbers], inside)
-            )
-            given = (model, pixels, label, group, inside, view, len(self.images.groups))
-            found = _judged(given)
+        for batch in self._in_order(rows):
+            *found, encoded = _judged((model, *batch, len(self.images.groups)))
             total = found if total is None else jax.tree.map(jnp.add, total, found)
+            if keep:
+                features.append(self.devices.gathered(encoded))
         right, loss = (np.asarray(part, float) for part in total)
         count = np.bincount(self.images.group[rows], minlength=len(right))
         accuracies = right / count
-        return {
+        found = {
             "average": float(right.sum() / count.sum()),
             "worst": float(accuracies.min()),
             "groups": accuracies.tolist(),
             "loss": float(loss.sum() / count.sum()),
             "worst_loss": float((loss / count).max()),
         }
+        return found, np.concatenate(features)[: len(rows)] if keep else np.empty(0)
+
+    def _in_order(self, rows: np.ndarray) -> Iterator[tuple[Any, ...]]:
+        """The rows in batches of one size: pixels, label, group, and which of them count.
+
+        The last batch is filled up with the last row, which does not count again.
+        """
+        size = self.rows.batch
+        padded = np.concatenate([rows, np.full(-len(rows) % size, rows[-1], rows.dtype)])
+        batches, spread = padded.reshape(-1, size), self.devices.spread
+        view = dataclasses.replace(self.view, augment=False, train=size)
+        sent: Any = None
+        if self.resident is None:
+            own = [batch[self.devices.own(size)] for batch in batches]
+            sent = stream(self.images, own, 0, len(batches), self.workers)
+        for i, batch in enumerate(batches):
+            if sent is not None:
+                pixels = self.devices.joined(next(sent), size), None
+            else:
+                assert self.resident is not None
+                pixels = self.resident[0], spread(batch)
+            inside = np.arange(size) + i * size < len(rows)
+            label, group = self.images.label[batch], self.images.group[batch]
+            yield pixels, spread(label), spread(group), spread(inside), view
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,21 +174,6 @@ class _Own:
 
     def __getitem__(self, i: int) -> np.ndarray:
         return self.rows[i][self.part]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Padded:
-    """Rows in order, in batches of one size; the last is filled up with its first row."""
-
-    rows: np.ndarray
-    size: int
-
-    def __len__(self) -> int:
-        return -(-len(self.rows) // self.size)
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        part = self.rows[i * self.size : (i + 1) * self.size]
-        return np.concatenate([part, np.full(self.size - len(part), part[0], part.dtype)])
 
 
 @eqx.filter_jit(donate="all-except-first")
@@ -223,18 +200,20 @@ def _step(given: tuple, state: Any) -> Any:
 
 
 def augmentation_key(seed: Array) -> Array:
-    """Apart from the key of the first parameters, which has the seed itself."""
+    """The key of crops and flips; the seed's own key is that of the first parameters."""
     return jax.random.fold_in(jax.random.key(seed), 0x617567)
 
 
 @eqx.filter_jit
-def _judged(given: tuple) -> tuple[Array, Array]:
-    """How many rows of each group are right, and the sum of their losses."""
+def _judged(given: tuple) -> tuple[Array, Array, Array]:
+    """How many rows of each group are right, the sum of their losses, and the features."""
     model, (pixels, rows), label, group, inside, view, groups = given
     if rows is not None:
         pixels = pixels.at[rows].get(mode="promise_in_bounds")
-    logits = model.logits(prepare(pixels, view.size, dtype=jnp.dtype(view.dtype)))
+    images = prepare(pixels, view.size, dtype=jnp.dtype(view.dtype))
+    features, _ = model.encoder(images, "running")
+    logits = scores(features, model.head)
     member = (group[:, None] == jnp.arange(groups, dtype=group.dtype)[None, :]) & inside[:, None]
     member = member.astype(jnp.float32)
     right = (jnp.argmax(logits, axis=1).astype(label.dtype) == label).astype(jnp.float32)
-    return right @ member, cross_entropy(logits, label) @ member
+    return right @ member, cross_entropy(logits, label) @ member, features

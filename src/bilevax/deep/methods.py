@@ -1,5 +1,7 @@
-"""What a method is: how one batch changes its state. Every step runs the encoder forward once and
-backward once, on all rows of its batch together."""
+"""What a method is: how one batch changes its state.
+
+Every step runs the encoder forward once and backward once, on all rows of its batch together.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class Batch(eqx.Module):
 
 
 class Method(eqx.Module, Generic[State]):
-    """How to train. Holds numbers only; where it stands is its state."""
+    """How to train: the constants of a method. What changes is in its state."""
 
     #: Whether half of a batch are validation rows, and whether every group is in each batch.
     takes_validation: ClassVar[bool] = False
@@ -45,7 +47,7 @@ class Method(eqx.Module, Generic[State]):
 
     @abc.abstractmethod
     def model(self, state: State) -> Model:
-        """The network as it is."""
+        """The network of a state."""
 
     @abc.abstractmethod
     def seen(self, state: State) -> dict[str, Array]:
@@ -55,8 +57,10 @@ class Method(eqx.Module, Generic[State]):
 def encoded(
     encoder: Encoder, images: Array, statistics: Statistics
 ) -> tuple[Array, Callable[[Array], Tree], Encoder]:
-    """Features, the pull-back of their gradient to the parameters, and the encoder with what its
-    batch norm has seen. The pull-back is the one backward pass."""
+    """Features, a function that takes their gradient to the parameters, and the moved encoder.
+
+    That function is the one backward pass; the encoder has new statistics of batch norm.
+    """
     trained, fixed = split(encoder)
 
     def features(trained: Tree) -> tuple[Array, Encoder]:
@@ -79,7 +83,7 @@ def group_means(values: Array, group: Array, groups: int) -> Array:
 
 
 def stepped(optimizer: Any, gradient: Tree, memory: Any, at: Tree) -> tuple[Tree, Any]:
-    """`at` after a step of an optax transformation, and what that remembers."""
+    """`at` after a step of an optax transformation, and that transformation's new state."""
     change, memory = optimizer.update(gradient, memory, at)
     return jax.tree.map(lambda a, d: a + d.astype(a.dtype), at, change), memory
 

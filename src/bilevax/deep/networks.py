@@ -48,79 +48,49 @@ class CNN(Encoder):
         return pooled(x), dataclasses.replace(self, layers=tuple(layers))
 
 
-class Basic(eqx.Module):
-    """Two 3 × 3 convolutions beside a shortcut: ResNet-18 and 34."""
+#: The sides of a block's convolutions: of ResNet-18 and 34, and of ResNet-50.
+BASIC, BOTTLENECK = (3, 3), (1, 3, 1)
+#: A block's outputs over its width.
+WIDER = {BASIC: 1, BOTTLENECK: 4}
+
+
+class Block(eqx.Module):
+    """Convolutions beside a shortcut, with the stride in the first one that is 3 × 3."""
 
     conv1: Conv
     bn1: BatchNorm
     conv2: Conv
     bn2: BatchNorm
+    conv3: Conv | None
+    bn3: BatchNorm | None
     downsample: tuple[Conv, BatchNorm] | None
 
     @classmethod
-    def new(cls, inputs: int, width: int, stride: int, *, key: Array) -> Basic:
-        a, b, c = jax.random.split(key, 3)
-        return cls(
-            conv1=Conv.new(inputs, width, 3, stride, key=a),
-            bn1=BatchNorm.new(width),
-            conv2=Conv.new(width, width, 3, key=b),
-            bn2=BatchNorm.new(width),
-            downsample=_shortcut(inputs, width, stride, c),
-        )
+    def new(cls, sides: Any, inputs: int, width: int, stride: int, *, key: Array) -> Block:
+        outputs = WIDER[sides] * width
+        *keys, last = jax.random.split(key, len(sides) + 1)
+        sizes = [inputs, *[width] * (len(sides) - 1), outputs]
+        layers: dict[str, Any] = {"conv3": None, "bn3": None, "downsample": None}
+        for n, side in enumerate(sides):
+            step = stride if n == sides.index(3) else 1
+            layers[f"conv{n + 1}"] = Conv.new(sizes[n], sizes[n + 1], side, step, key=keys[n])
+            layers[f"bn{n + 1}"] = BatchNorm.new(sizes[n + 1])
+        if stride > 1 or inputs != outputs:
+            short = Conv.new(inputs, outputs, 1, stride, key=last)
+            layers["downsample"] = short, BatchNorm.new(outputs)
+        return cls(**layers)
 
-    def __call__(self, x: Array, statistics: Statistics) -> tuple[Array, Basic]:
+    def __call__(self, x: Array, statistics: Statistics) -> tuple[Array, Block]:
         y, bn1 = self.bn1(self.conv1(x), statistics)
         y, bn2 = self.bn2(self.conv2(jax.nn.relu(y)), statistics)
-        short, downsample = _short(self.downsample, x, statistics)
-        moved = dataclasses.replace(self, bn1=bn1, bn2=bn2, downsample=downsample)
-        return jax.nn.relu(y + short), moved
-
-
-class Bottleneck(eqx.Module):
-    """1 × 1, 3 × 3 (with the stride) and 1 × 1 to four times the width: ResNet-50."""
-
-    conv1: Conv
-    bn1: BatchNorm
-    conv2: Conv
-    bn2: BatchNorm
-    conv3: Conv
-    bn3: BatchNorm
-    downsample: tuple[Conv, BatchNorm] | None
-
-    @classmethod
-    def new(cls, inputs: int, width: int, stride: int, *, key: Array) -> Bottleneck:
-        a, b, c, d = jax.random.split(key, 4)
-        return cls(
-            conv1=Conv.new(inputs, width, 1, key=a),
-            bn1=BatchNorm.new(width),
-            conv2=Conv.new(width, width, 3, stride, key=b),
-            bn2=BatchNorm.new(width),
-            conv3=Conv.new(width, 4 * width, 1, key=c),
-            bn3=BatchNorm.new(4 * width),
-            downsample=_shortcut(inputs, 4 * width, stride, d),
-        )
-
-    def __call__(self, x: Array, statistics: Statistics) -> tuple[Array, Bottleneck]:
-        y, bn1 = self.bn1(self.conv1(x), statistics)
-        y, bn2 = self.bn2(self.conv2(jax.nn.relu(y)), statistics)
-        y, bn3 = self.bn3(self.conv3(jax.nn.relu(y)), statistics)
-        short, downsample = _short(self.downsample, x, statistics)
-        moved = dataclasses.replace(self, bn1=bn1, bn2=bn2, bn3=bn3, downsample=downsample)
-        return jax.nn.relu(y + short), moved
-
-
-def _shortcut(inputs: int, outputs: int, stride: int, key: Array) -> Any:
-    if stride == 1 and inputs == outputs:
-        return None
-    return Conv.new(inputs, outputs, 1, stride, key=key), BatchNorm.new(outputs)
-
-
-def _short(downsample: Any, x: Array, statistics: Statistics) -> tuple[Array, Any]:
-    if downsample is None:
-        return x, None
-    conv, norm = downsample
-    y, norm = norm(conv(x), statistics)
-    return y, (conv, norm)
+        moved: dict[str, Any] = {"bn1": bn1, "bn2": bn2}
+        if self.conv3 is not None and self.bn3 is not None:
+            y, moved["bn3"] = self.bn3(self.conv3(jax.nn.relu(y)), statistics)
+        if self.downsample is not None:
+            conv, norm = self.downsample
+            x, norm = norm(conv(x), statistics)
+            moved["downsample"] = conv, norm
+        return jax.nn.relu(y + x), dataclasses.replace(self, **moved)
 
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
@@ -138,18 +108,15 @@ class ResNet(Encoder):
     features: int = eqx.field(static=True)
 
     @classmethod
-    def new(
-        cls, block: type[Basic] | type[Bottleneck], depths: tuple[int, ...], *, key: Array
-    ) -> ResNet:
+    def new(cls, sides: Any, depths: tuple[int, ...], *, key: Array) -> ResNet:
         first, *keys = jax.random.split(key, 1 + sum(depths))
-        wider = 4 if block is Bottleneck else 1
         inputs, layers, left = 64, [], iter(keys)
         for number, depth in enumerate(depths):
             width, blocks = 64 << number, []
             for place in range(depth):
                 stride = 2 if number > 0 and place == 0 else 1
-                blocks.append(block.new(inputs, width, stride, key=next(left)))
-                inputs = wider * width
+                blocks.append(Block.new(sides, inputs, width, stride, key=next(left)))
+                inputs = WIDER[sides] * width
             layers.append(tuple(blocks))
         stem = {"conv1": Conv.new(3, 64, 7, 2, key=first), "bn1": BatchNorm.new(64)}
         return cls(**stem, **dict(zip(STAGES, layers)), features=inputs)
@@ -174,9 +141,9 @@ def pooled(x: Array) -> Array:
 
 ENCODERS: dict[str, Callable[[Array], Encoder]] = {
     "cnn": lambda key: CNN.new(key=key),
-    "resnet18": lambda key: ResNet.new(Basic, (2, 2, 2, 2), key=key),
-    "resnet34": lambda key: ResNet.new(Basic, (3, 4, 6, 3), key=key),
-    "resnet50": lambda key: ResNet.new(Bottleneck, (3, 4, 6, 3), key=key),
+    "resnet18": lambda key: ResNet.new(BASIC, (2, 2, 2, 2), key=key),
+    "resnet34": lambda key: ResNet.new(BASIC, (3, 4, 6, 3), key=key),
+    "resnet50": lambda key: ResNet.new(BOTTLENECK, (3, 4, 6, 3), key=key),
 }
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,23 +15,18 @@ from bilevax.arguments import positive, whole
 from bilevax.deep.cache import cache_file, opened, written
 from bilevax.deep.tables import SPLITS, ImageTable, group_counts
 from bilevax.deep.workers import in_order
+from bilevax.progress import Progress
 
 #: Images that are decoded as one piece of work when all are.
 _CHUNK = 64
 
 
 class ImageError(ValueError):
-    """An image that cannot be decoded: which file, and which row of the data set, if known."""
+    """An image that cannot be decoded: its file and, if known, its row in the data set."""
 
     def __init__(self, message: str, file: str | None = None, row: int | None = None):
         super().__init__(message)
         self.file, self.row = file, row
-
-
-class RowsOfBatches(Protocol):
-    """What says the rows of batch i: a list of arrays, or `Uniform` and `Balanced`."""
-
-    def __getitem__(self, i: int, /) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Images:
-    """A data set with its pixels, or with where to get them."""
+    """A data set with its pixels, or with the files to decode them from."""
 
     name: str
     label: np.ndarray  # int32, a number in `classes`
@@ -76,14 +71,6 @@ class Images:
         """How many images each split (row) has of each group (column)."""
         return group_counts(self.split, self.group, len(self.groups))
 
-    @property
-    def stored(self) -> tuple[int, int]:
-        """Height and width of the pixels, of which the network sees the middle, or a part."""
-        if self.pixels is not None:
-            return self.pixels.shape[1], self.pixels.shape[2]
-        assert self.source is not None
-        return self.source.side, self.source.side
-
     def rows(self, split: str) -> np.ndarray:
         """The row numbers of a split."""
         if split not in SPLITS:
@@ -101,7 +88,7 @@ class Images:
 def decode(file: str | os.PathLike[str], crop: int | None, side: int) -> np.ndarray:
     """One image as uint8 [side, side, 3]: its middle square, if `crop` says so, resized.
 
-    What the camera noted about turning it is ignored, as in the published pipelines.
+    A rotation that the camera noted is ignored, as in the published pipelines.
     """
     try:
         from PIL import Image
@@ -132,10 +119,10 @@ def load(
     cache: str | os.PathLike[str] | None = None,
     limit_gb: float = 16.0,
 ) -> Images:
-    """The images of a table, decoded once if they fit into `limit_gb`, else when they are needed.
+    """The images of a table, decoded at once if they fit into `limit_gb`, else when needed.
 
-    `workers` processes decode, or the threads of this one if it is 0. `cache` is a folder where
-    the pixels are kept for the next time, and read from there as they are needed.
+    `workers` processes decode, or threads of this one if it is 0. `cache` is a folder that keeps
+    the pixels for the next run; they are read from there as they are needed.
     """
     whole(size, "size", 1)
     whole(workers, "workers", 0)
@@ -146,25 +133,18 @@ def load(
     pixels = None
     if np.prod(shape, dtype=float) <= limit_gb * 1e9:
         pixels = _all(source, shape, workers, None if cache is None else Path(cache))
-    return Images(
-        name=table.name,
-        label=table.label,
-        group=table.group,
-        split=table.split,
-        classes=table.classes,
-        groups=table.groups,
-        size=(int(size), int(size)),
-        pixels=pixels,
-        source=source,
-    )
+    names = ("name", "label", "group", "split", "classes", "groups")
+    shared = {name: getattr(table, name) for name in names}
+    return Images(**shared, size=(int(size), int(size)), pixels=pixels, source=source)
 
 
 def stream(
-    images: Images, batches: RowsOfBatches, first: int, count: int, workers: int = 0
+    images: Images, batches: Any, first: int, count: int, workers: int = 0
 ) -> Generator[np.ndarray, None, None]:
-    """The pixels of the batches number first … first + count − 1, in order.
+    """The pixels of the batches first, …, first + count − 1, in order.
 
-    What is not decoded yet is decoded ahead, in `workers` processes or the threads of this one.
+    `batches[i]` are the rows of batch i. Images that are not decoded yet are decoded ahead, in
+    `workers` processes or in threads of this one.
     """
     whole(first, "first", 0)
     whole(count, "count", 0)
@@ -177,36 +157,32 @@ def stream(
 
 
 def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Path | None) -> np.ndarray:
-    from tqdm import tqdm
-
-    kept = (
-        None
-        if cache is None
-        else cache_file(cache, source.name, source.files, source.crop, source.side)
-    )
-    pixels = None if kept is None else opened(kept, shape)
-    if pixels is not None:
-        return pixels
+    """All pixels: from the cache if it has them, and kept there if there is one."""
+    kept = None
+    if cache is not None:
+        kept = cache_file(cache, source.name, source.files, source.crop, source.side)
+        pixels = opened(kept, shape)
+        if pixels is not None:
+            return pixels
     starts = range(0, shape[0], _CHUNK)
     chunks = [np.arange(s, min(s + _CHUNK, shape[0])) for s in starts]
-    # tqdm's None: only on a terminal.
-    bar = tqdm(total=shape[0], unit=" images", desc=f"decoding {source.name}", disable=None)
     decoded = _decoded(source, chunks, range(len(chunks)), workers)
-    with contextlib.closing(decoded), bar:
+    progress = Progress(None, total=shape[0], unit="images", label=f"decoding {source.name}")
+    with contextlib.closing(decoded), progress:
         if kept is not None:
-            return written(kept, shape, decoded, bar.update)
+            return written(kept, shape, decoded, progress)
         pixels = np.empty(shape, np.uint8)
         for start, chunk in zip(starts, decoded):
             pixels[start : start + len(chunk)] = chunk
-            bar.update(len(chunk))
+            progress.show(start + len(chunk))
     return pixels
 
 
 @dataclass(frozen=True)
 class _Decoded:
-    """Batch i, or why there is none: an error that is handed over arrives whole from a process.
+    """A batch, or the error that stopped its decoding, as a process hands it over.
 
-    grain would put a bare array into shared memory, of which containers have little, and which it
+    grain would put a bare array into shared memory, of which containers have little and which it
     leaves behind when it is stopped.
     """
 
@@ -216,7 +192,7 @@ class _Decoded:
 @dataclass(frozen=True)
 class _Work:
     source: Source
-    batches: RowsOfBatches
+    batches: Any
 
     def __call__(self, i: int) -> _Decoded:
         try:
@@ -226,7 +202,7 @@ class _Work:
 
 
 def _decoded(
-    source: Source, batches: RowsOfBatches, numbers: range, workers: int
+    source: Source, batches: Any, numbers: range, workers: int
 ) -> Generator[np.ndarray, None, None]:
     results = in_order(_Work(source, batches), numbers, workers)
     try:

@@ -19,6 +19,8 @@ Network = Literal["cnn", "resnet18", "resnet34", "resnet50"]
 MethodName = Literal["bilevel", "group-dro", "erm"]
 assert get_args(Network) == tuple(ENCODERS)
 
+#: The file of a run's settings in its folder.
+SETTINGS = "settings.json"
 #: Settings that a resumed run may change: the steps it takes are the same. (The rows of the data
 #: are compared too. On an accelerator, other memory may mean another program, and rounding.)
 FREE = ("data", "out", "cache", "memory_gb", "workers", "patience", "save_every", "chunk")
@@ -48,34 +50,34 @@ class Settings:
     batch: int = 128
     """Training rows of a batch; the bilevel method takes as many validation rows too."""
     epochs: int = 20
-    """Passes over as many rows as there are training rows."""
+    """Epochs; one has as many rows as there are training rows."""
     patience: int | None = None
     """Stop after so many epochs without a better worst group on the validation rows; the bilevel
     method trains on these too."""
     seed: int = 0
-    """Of the first parameters, the order of rows, the augmentation and the dominoes."""
+    """The seed of the first parameters, the order of rows, the augmentation and the dominoes."""
 
     optimizer: Literal["sgd", "adam", "none"] = "sgd"
-    """The step of the network's parameters; none is the paper's plain step τ (bilevel only)."""
+    """How the network's parameters step; none is the paper's plain step τ (bilevel only)."""
     learning_rate: float = 0.01
-    """Of the optimizer."""
+    """The learning rate of the optimizer."""
     momentum: float = 0.9
-    """Of sgd, or the first of adam's two."""
+    """The momentum of sgd, or β₁ of adam."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Whether the learning rate stays, or falls to 0 over all epochs."""
+    """Whether the learning rate is constant, or falls to 0 over all epochs."""
     l2: float = 1e-4
-    """λ: times half the squared parameters."""
+    """λ, the weight of half the squared norm of the parameters."""
 
     eta: float | None = None
-    """η of the group weights: where the bilevel method begins (1), or group DRO's own (0)."""
+    """η of the group weights: the bilevel method's first one (1), or group DRO's own (0)."""
     rho: float = 1.0
     """ρ, the penalty on the lower level's gap."""
     smoothness: float = 10.0
     """L, which sets the step σ = 1/(3L + ε/(2D)) of the maximised block."""
     diameter: float = 100.0
-    """D, of the maximised block."""
+    """D, the diameter of the maximised block's domain."""
     epsilon: float = 1.0
-    """ε of that block's regulariser."""
+    """ε of the maximised block's regulariser."""
     tau: float = 0.1
     """τ, the step of the minimised block (of η and the group weights, if there is an optimizer)."""
     theta: float = 0.1
@@ -89,9 +91,9 @@ class Settings:
     """Group DRO's C, in C/√n_g."""
 
     correlation: float = 0.95
-    """Of the dominoes' digit with the class, in training."""
+    """The share of training dominoes whose digit goes with the class."""
     size: int = 224
-    """Side of the images that the network sees; dominoes are 64 × 32."""
+    """The side of the images that the network sees; dominoes are 64 × 32."""
     augment: bool = False
     """Random crops and flips."""
     cache: Path | None = None
@@ -104,7 +106,7 @@ class Settings:
     save_every: int | None = None
     """Steps between checkpoints, beside the one after each epoch."""
     chunk: int = 50
-    """Steps that the device takes without a word to the host."""
+    """Steps that the device takes before it reports to the host."""
 
     def __post_init__(self):
         for name, value in vars(self).items():
@@ -155,7 +157,7 @@ class Settings:
 
 
 def from_dict(values: Mapping[str, Any], source: str) -> Settings:
-    """Settings by name; refuses names that there are not and values of another kind."""
+    """Settings by name; refuses unknown names and values of a wrong type."""
     fields = {field.name: field for field in dataclasses.fields(Settings)}
     unknown = [name for name in values if name.replace("-", "_") not in fields]
     if unknown:
@@ -188,6 +190,14 @@ def read_settings(path: Path) -> Settings:
     return from_dict(values, str(path))
 
 
+def run_settings(folder: Path) -> Settings:
+    """The settings of the run in a folder."""
+    path = folder / SETTINGS
+    if not path.is_file():
+        raise FileNotFoundError(f"the folder {folder} holds no run: there is no {SETTINGS}")
+    return read_settings(path)
+
+
 def _checked(name: str, value: Any) -> Any:
     """A value as the type of its setting."""
     hint = get_type_hints(Settings)[name]
@@ -206,12 +216,13 @@ def _checked(name: str, value: Any) -> Any:
     raise ValueError(f"{name} cannot be {value!r}{allowed}")
 
 
-def check_same_run(settings: Settings, saved: Mapping[str, Any], source: str) -> None:
-    """Refuse to take up a run with settings that would make it another one."""
+def check_same_run(settings: Settings) -> None:
+    """Refuse to resume the run in `settings.out` with settings that would make it another one."""
+    saved = run_settings(settings.out).as_dict()
     for name, value in settings.as_dict().items():
         free = name in FREE or (name == "epochs" and settings.schedule == "constant")
-        if not free and saved.get(name) != value:
+        if not free and saved[name] != value:
             raise ValueError(
-                f"{source} was made with {name} = {saved.get(name)!r}, not {value!r}: resume it "
+                f"{settings.out} was made with {name} = {saved[name]!r}, not {value!r}: resume it "
                 "with its own settings, or train into another folder"
             )

@@ -1,4 +1,4 @@
-"""What is in a set of images: files, labels, groups and parts, checked before a pixel is read."""
+"""The files, labels, groups and splits of a data set, checked before a pixel is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 SPLITS = ("train", "validation", "test")
-#: What a table may call the parts.
+#: The names that a table may give the splits.
 _CALLED = {"train": 0, "validation": 1, "val": 1, "test": 2, "0": 0, "1": 1, "2": 2}
 #: The side of the square that is cut out of CelebA's images of 178 × 218 pixels.
 _CELEBA_CROP = 178
@@ -63,7 +63,7 @@ def open_table(path: str | os.PathLike[str]) -> ImageTable:
     )
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}; it may be {known}")
-    raise ValueError(f"{path} has no layout that is known: {known}")
+    raise ValueError(f"{path} has no known layout: it may be {known}")
 
 
 def waterbirds(folder: str | os.PathLike[str]) -> ImageTable:
@@ -100,7 +100,7 @@ def celeba(
         with_it = attributes.known(row, confounder, other, {"-1": 0, "1": 1})
         attributes.add(row, name, label, 2 * label + with_it, part_of[name])
     if alone := sorted(part_of.keys() - set(attributes.names)):
-        raise ValueError(f"{parts}: {_few(alone)} not in {path.name}")
+        raise ValueError(f"{parts}: {few(alone)} not in {path.name}")
     classes = (f"not {target}", target)
     groups = tuple(f"{c}, {m}" for c in classes for m in (f"not {confounder}", confounder))
     images = Path(folder) / "img_align_celeba"
@@ -131,7 +131,7 @@ def manifest(path: str | os.PathLike[str]) -> ImageTable:
 
 
 class _Rows:
-    """The rows of one file as they are read, and what can be wrong with them."""
+    """The rows of one file as they are read, with checks."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -237,7 +237,7 @@ def _in_order(values: set[str]) -> tuple[str, ...]:
 
 
 def _check_files(path: Path, folder: Path, names: Sequence[str]) -> None:
-    """Refuse files that are not there, with one look into each folder however many there are."""
+    """Refuse missing files, with one look into each folder."""
     there: dict[str, set[str]] = {}
     missing = []
     for name in names:
@@ -248,7 +248,7 @@ def _check_files(path: Path, folder: Path, names: Sequence[str]) -> None:
             missing.append(str(folder / name))
     if missing:
         raise FileNotFoundError(
-            f"{path}: {len(missing)} of its {len(names)} files are not there: {_few(missing)}"
+            f"{path}: {len(missing)} of its {len(names)} files are not there: {few(missing)}"
         )
 
 
@@ -260,6 +260,7 @@ def _files_in(folder: Path) -> set[str]:
         return set()
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

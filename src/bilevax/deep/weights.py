@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevax.deep.files import put_in_place
 from bilevax.deep.networks import Encoder, Model, named_arrays
+from bilevax.deep.tables import few
+from bilevax.files import replaced
 
 #: Keys of their files that an encoder has no use for: the last layer, and counters of batches.
 OTHERS = ("fc.", "classifier.")
@@ -32,8 +33,12 @@ def load_encoder(encoder: Encoder, path: str | Path) -> Encoder:
     missing = [name for name in wanted if name not in stored]
     if missing or unused:
         raise ValueError(
-            f"{path} is not of this network: {_some('it lacks', missing)}"
-            f"{'; ' if missing and unused else ''}{_some('the network has no', unused)}"
+            f"{path} does not fit this network: "
+            + "; ".join(
+                f"{what} {few(names)}"
+                for what, names in (("it lacks", missing), ("the network has no", unused))
+                if names
+            )
         )
     for name, array in wanted.items():
         if stored[name].shape != array.shape:
@@ -54,17 +59,12 @@ def load_encoder(encoder: Encoder, path: str | Path) -> Encoder:
 
 
 def save_model(model: Model, path: str | Path) -> None:
-    """Write the encoder and, as `fc.weight`, the head; complete or not there."""
+    """Write the encoder, and the head as `fc.weight`."""
     from safetensors.numpy import save_file
 
-    path = Path(path)
     arrays = {name: np.asarray(a) for name, a in named_arrays(model.encoder).items()}
-    temporary = path.with_name(path.name + "~")
-    try:
+    with replaced(path) as temporary:
         save_file({**arrays, "fc.weight": np.asarray(model.head)}, temporary)
-        put_in_place(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -79,10 +79,3 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     except (SafetensorError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as safetensors: {error}") from None
     return stored
-
-
-def _some(what: str, names: list[str]) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{what} {', '.join(names[:3])}{more}"

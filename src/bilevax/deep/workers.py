@@ -14,10 +14,10 @@ _MOST_THREADS = 16
 def in_order(
     work: Callable[[int], Any], numbers: range, workers: int
 ) -> Generator[Any, None, None]:
-    """work(i) for each number: by grain's processes, or by threads if `workers` is 0.
+    """work(i) for each number: in grain's processes, or in threads if `workers` is 0.
 
-    Where grain cannot be installed there are as many threads as there would be processes; Pillow
-    decodes without holding Python's lock.
+    Without grain there are as many threads as there would be processes; Pillow decodes without
+    holding Python's lock.
     """
     workers = min(workers, len(numbers))
     if workers:

@@ -55,7 +55,7 @@ class RobustClassifier(ClassifierMixin, BaseEstimator):
     def _keep(self, rows: Rows, w: np.ndarray) -> None:
         self.coef_ = np.ascontiguousarray(w[:, :-1] if rows.intercept else w)
         self.intercept_ = w[:, -1].copy() if rows.intercept else np.zeros(rows.scores)
-        if rows.scores > 1:  # no probability changes when all scores do by as much
+        if rows.scores > 1:  # adding a number to all scores changes no probability
             self.intercept_ -= self.intercept_.mean()
 
     def decision_function(self, X: Any) -> np.ndarray:

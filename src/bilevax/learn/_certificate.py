@@ -45,15 +45,15 @@ def saddle_gap(at: Lower) -> float:
     penalised = np.linalg.norm(coefficients(at.rows, gradient)) + slack
     gap = penalised**2 / (2 * at.l2)
     if at.rows.intercept:
-        way = INTERCEPT_BOUND + np.abs(at.w[:, -1])
-        if way.max() > 2 * INTERCEPT_BOUND:  # outside the range that the bound is for
+        distance = INTERCEPT_BOUND + np.abs(at.w[:, -1])
+        if distance.max() > 2 * INTERCEPT_BOUND:  # outside the range that the bound is for
             return np.inf
-        gap += float((np.abs(gradient[:, -1]) + slack) @ way)
+        gap += float((np.abs(gradient[:, -1]) + slack) @ distance)
     return float(gap + ROUNDING * abs(at.value))
 
 
 def _noise(at: Lower | Weighted) -> float:
-    """What rounding may hide in a gradient: of every entry, that of a sum of its terms' sizes."""
+    """A bound on the rounding error of a gradient, from the sizes of the terms of its sums."""
     weights = at.row_weights if isinstance(at, Lower) else at.weights
     size = float(weights @ np.abs(at.losses.slope).sum(axis=1))
     penalty = at.l2 * np.linalg.norm(at.w) if isinstance(at, Lower) else 0.0
@@ -73,7 +73,7 @@ class Judged:
 
 
 def judge(levels: Levels, tuned: Tuned, kept: Preconditioner, tolerance: float) -> Judged:
-    """The best certificate of a few ρ; the first that holds at the tolerance."""
+    """The first certificate, of a few ρ, that holds at the tolerance; else the best one."""
     best: Judged | None = None
     for rho in RHOS:
         judged = _judge(levels, tuned, kept, tolerance, rho)

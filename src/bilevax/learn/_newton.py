@@ -2,7 +2,7 @@
 
 F(w) = φ(ℓ(w)) + (λ/2)‖w‖², intercepts apart, is the lower level with its adversary's answer put in.
 Its Hessian is Xᵀ(diag(q)·∂²ℓ)X + Jᵀ(∂q/∂ℓ)J + λ with J = ∂ℓ/∂w. Where it is not too large it is
-made and factored; as it changes slowly along a run, an old factor is kept as a preconditioner for
+formed and factored. It changes slowly along a run, so an old factor serves as a preconditioner for
 conjugate gradients until these take more than a few steps.
 """
 
@@ -19,13 +19,13 @@ from scipy import linalg
 from bilevax.learn._risk import Risk, Weighing
 from bilevax.learn._rows import Losses, Rows
 
-#: Beyond so many parameters the Hessian is not made.
+#: With more parameters than this, no Hessian is formed.
 LARGEST = 4000
-#: Up to so many it is made anew at every point: that costs no more than a few products with it.
+#: Up to this many parameters it is formed at every point, at the cost of a few products with it.
 FEW = 120
-#: Beyond, an old factor is made anew when conjugate gradients need more steps than this.
+#: With more, an old factor is replaced when conjugate gradients need more steps than this.
 MANY_STEPS = 9
-#: The most steps of Newton's method; a handful is usual.
+#: The largest number of Newton steps; a handful is usual.
 MOST_STEPS = 200
 
 
@@ -114,7 +114,7 @@ class Lower:
         return np.stack([of_eta, self.l2 * coefficients(self.rows, self.w)])
 
     def diagonal(self) -> np.ndarray:
-        """About the diagonal of ∇²F: without what the adversary's answer adds."""
+        """The diagonal of ∇²F without the part of the adversary's answer."""
         total = np.empty(self.rows.shape)
         for k in range(self.rows.scores):
             weight = self.row_weights * self.losses.curvature(k, k)
@@ -205,19 +205,19 @@ class Preconditioner:
     factor: tuple[np.ndarray, bool] | None = None
     scale: np.ndarray | None = None
     of: Local | None = None  # where it is exact
-    steps: int = 0  # of Newton's method, altogether
+    steps: int = 0  # Newton steps so far
 
     def renew(self, at: Local) -> None:
         self.of = at
         if at.w.size > LARGEST:
             self.scale = np.maximum(at.diagonal(), 1e-300)
             return
-        # Where conjugate gradients follow, half the digits do, and take less time.
+        # Before conjugate gradients half the digits are enough, and take less time.
         dtype = np.float64 if at.w.size <= FEW else np.float32
         hessian = at.hessian(dtype)
         if not np.isfinite(hessian).all():
             raise ValueError("X has entries that are too large to be squared; scale the features")
-        # The intercepts of three classes and more may all move together: nothing holds that back.
+        # With three classes or more, equal changes of all intercepts have no curvature.
         slack = dtype(50 * np.finfo(dtype).eps * hessian.diagonal().max() + 1e-30)
         while True:
             hessian.flat[:: len(hessian) + 1] += slack
@@ -266,7 +266,7 @@ def _conjugate_gradients(
             return v, True
         hp = product(p)
         curvature = float(np.sum(p * hp))
-        if not curvature > 0:  # rounding, at the end of what can be reached
+        if not curvature > 0:  # only rounding is left
             return v, True
         step = rz / curvature
         v = v + step * p
@@ -310,7 +310,7 @@ def _descend(function: Callable[[np.ndarray], T], at: T, step: np.ndarray) -> T 
         trial = function(at.w + length * step)
         if trial.value <= at.value + 1e-4 * length * slope:
             return trial
-        if -slope * length <= 100 * noise:  # values cannot tell any more; gradients still can
+        if -slope * length <= 100 * noise:  # rounding hides the values, not yet the gradients
             smaller = np.linalg.norm(trial.gradient) <= np.linalg.norm(at.gradient) / 2
             return trial if smaller else None
         length /= 2

@@ -1,4 +1,4 @@
-"""The same problems as `bilevax` problems, for any of its solvers, and for minibatches."""
+"""The tuning problem as a `bilevax.BilevelProblem`, for any of the library's solvers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax import terms
-from bilevax.data import Source
 from bilevax.learn._certificate import INTERCEPT_BOUND
 from bilevax.learn._risk import Risk
 from bilevax.learn._rows import Rows
 from bilevax.learn._tuning import Levels
-from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.problems import BilevelProblem, Point
 
 
 def as_block(rows: Rows, w: np.ndarray) -> dict[str, Array]:
@@ -27,13 +26,10 @@ def as_block(rows: Rows, w: np.ndarray) -> dict[str, Array]:
 
 
 def as_arrays(rows: Rows, risk: Risk) -> dict[str, np.ndarray]:
-    """The data of a problem; the weights of a group's rows are 1 on average."""
+    """The data of a level."""
     x = rows.x.toarray() if hasattr(rows.x, "toarray") else rows.x
-    arrays = {"x": x, "label": rows.label}
-    if risk.group is None:
-        return {**arrays, "share": risk.share}
-    weight = risk.share * np.bincount(risk.group)[risk.group]
-    return {**arrays, "weight": weight, "group": risk.group}
+    arrays = {"x": x, "label": rows.label, "share": risk.share}
+    return arrays if risk.group is None else {**arrays, "group": risk.group}
 
 
 def row_losses(w: dict[str, Array], data: dict[str, Array]) -> Array:
@@ -48,24 +44,17 @@ def row_losses(w: dict[str, Array], data: dict[str, Array]) -> Array:
     return jax.nn.logsumexp(scores, axis=1) - own
 
 
-def group_losses(w: dict[str, Array], data: dict[str, Array], groups: int) -> Array:
-    """The weighted mean loss of each group; that of a minibatch has it as its expectation."""
-    member = jax.nn.one_hot(data["group"], groups, dtype=data["weight"].dtype)
-    return (member.T @ (data["weight"] * row_losses(w, data))) / member.sum(axis=0)
-
-
 def item_losses(w: Any, q: Array, data: Any) -> Array:
-    """What the adversary weighs with q: losses of groups, or of rows."""
-    return group_losses(w, data, len(q)) if "group" in data else row_losses(w, data)
+    """The losses that the adversary weighs with q: mean losses of groups, or losses of rows."""
+    losses = row_losses(w, data)
+    if "group" not in data:
+        return losses
+    return jax.ops.segment_sum(data["share"] * losses, data["group"], len(q))
 
 
 def _weights(risk: Risk) -> terms.Term:
-    if risk.group is not None:
-        return terms.Simplex()
-    cap = risk.adversary.cap
-    if np.ptp(cap) > 1e-12 * cap.max():
-        raise ValueError("sample weights that differ need a cap for each row, which no term has")
-    return terms.CappedSimplex(float(cap[0]))
+    """The weights that the adversary may choose."""
+    return terms.Simplex() if risk.group is not None else terms.CappedSimplex(risk.adversary.cap)
 
 
 def _parameters(rows: Rows, l2: float) -> dict[str, terms.Term]:
@@ -85,18 +74,6 @@ def _lower_value(eta: Any, l2: Any, w: Any, q: Array, data: Any) -> Array:
     else:
         far = jnp.sum((q - data["share"]) ** 2 / data["share"])
     return gain - eta / 2 * far + l2 / 2 * jnp.sum(w["coef"] ** 2)
-
-
-def minimax_problem(
-    rows: Rows, risk: Risk, eta: float, l2: float, source: Source
-) -> MinimaxProblem:
-    """`eq:dro_lower` on minibatches: min over w, max over q."""
-    return MinimaxProblem(
-        lambda w, q, data: _lower_value(eta, l2, w, q, data),
-        x=_parameters(rows, l2),
-        y=_weights(risk),
-        data=source,
-    )
 
 
 def bilevel_problem(levels: Levels) -> BilevelProblem:

@@ -1,4 +1,4 @@
-"""What an adversary makes of losses: the largest weighted sum it can reach, at a price.
+"""The adversary: the largest weighted sum of losses that it can reach, at a price.
 
 φ(ℓ) = max over q of ⟨q, ℓ⟩ − (η/2)·Σⱼ (qⱼ − bⱼ)²/cⱼ,  with Σⱼ qⱼ = 1 and 0 ≤ qⱼ ≤ capⱼ
 
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: What sums of many products may lose: a small multiple of the rounding unit.
+from bilevax.terms._waterfill import host_level
+
+#: The relative rounding error of a sum of many products.
 ROUNDING = 16 * float(np.finfo(float).eps)
-#: Up to so many weights plain Python is faster than NumPy.
-FEW = 32
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,13 @@ class Adversary:
     cap: np.ndarray
 
     def weigh(self, losses: np.ndarray, eta: float) -> Weighing:
-        level = self._level(losses, eta)
+        # q = clip(c·(ℓ + η·b/c − ν)/η, 0, cap)
+        rate = self.price / eta
+        level = host_level(losses + self.even / rate, self.cap, rate)
         free = self.even + self.price * ((losses - level) / eta)
         q = np.clip(free, 0, self.cap)
         movable = np.where((free > 0) & (free < self.cap), self.price, 0.0)
-        if total := movable.sum():  # what rounding left of 1 − Σq, which is large for a small η
+        if total := movable.sum():  # rounding makes Σq differ from 1, most for a small η
             q = np.clip(q + movable * ((1 - q.sum()) / total), 0, self.cap)
         far = (q - self.even) ** 2 / self.price
         # ⟨q, ℓ⟩ = ν + ⟨q, ℓ − ν⟩, in which the rounding of Σq does not count.
@@ -73,57 +75,13 @@ class Adversary:
         off[(none & (off < 0)) | (full & (off > 0))] = 0
         return float(np.linalg.norm(off) + ROUNDING * np.linalg.norm(gain))
 
-    def _level(self, losses: np.ndarray, eta: float) -> float:
-        """ν: where the weights sum to 1. Their sum falls with ν, in straight pieces.
-
-        A weight leaves 0 as ν falls below ℓ + η·b/c and rests at its cap below ℓ − η·(cap − b)/c.
-        """
-        c = self.price / eta
-        leaves = losses + self.even / c
-        rests = leaves - self.cap / c
-        above, below = (_few if len(c) <= FEW else _many)(leaves, rests, c)
-        # Exactly, now that it is known which weights are free; a sum of many pieces rounds.
-        middle = (above + below) / 2
-        free = (leaves > middle) & (rests < middle)
-        if not free.any():
-            return below
-        spare = 1 - self.cap[rests >= middle].sum()
-        return float((c[free] @ leaves[free] - spare) / c[free].sum())
-
-
-def _many(leaves: np.ndarray, rests: np.ndarray, c: np.ndarray) -> tuple[float, float]:
-    """The ends of the piece in which the sum of the weights is 1."""
-    ends = np.concatenate([leaves, rests])
-    order = np.argsort(-ends)
-    falling = ends[order]
-    slopes = np.cumsum(np.concatenate([c, -c])[order])
-    sums = np.cumsum(-np.diff(falling) * slopes[:-1])
-    piece = min(int(np.searchsorted(sums, 1.0)), len(sums) - 1)
-    return float(falling[piece]), float(falling[piece + 1])
-
-
-def _few(leaves: np.ndarray, rests: np.ndarray, c: np.ndarray) -> tuple[float, float]:
-    """The same without NumPy, which takes ten times as long for four groups."""
-    rates = c.tolist()
-    ends = [*zip(leaves.tolist(), rates), *zip(rests.tolist(), [-rate for rate in rates])]
-    ends.sort(reverse=True)
-    total, slope = 0.0, 0.0
-    above = below = ends[0][0]
-    for end, rate in ends:
-        above, below = below, end
-        total += (above - below) * slope
-        if total >= 1:
-            break
-        slope += rate
-    return above, below
-
 
 @dataclass(frozen=True)
 class Risk:
     """An adversary of the rows of a data set, or of the mean losses of their groups."""
 
     adversary: Adversary
-    share: np.ndarray  # of each row in its group, or in the whole
+    share: np.ndarray  # the weight of each row within its group, or within all rows
     group: np.ndarray | None = None
 
     @property
@@ -151,13 +109,13 @@ class Risk:
 
 
 def group_risk(group: np.ndarray, groups: int, sample_weight: np.ndarray) -> Risk:
-    """Of group codes 0 … G−1, none of them empty."""
+    """The risk of groups with the codes 0 … G−1, none of them empty."""
     total = np.bincount(group, sample_weight, groups)
     adversary = Adversary(np.full(groups, 1 / groups), np.ones(groups), np.ones(groups))
     return Risk(adversary, sample_weight / total[group], group)
 
 
 def tail_risk(worst: float, sample_weight: np.ndarray) -> Risk:
-    """Of the worst share of the rows."""
+    """The risk of the worst share of the rows."""
     share = sample_weight / sample_weight.sum()
     return Risk(Adversary(share, share, share / worst), share)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy import sparse, special
 
-#: Rows taken at a time where a product needs a copy of them.
+#: The number of rows in a block, where a product needs a copy of them.
 CHUNK = 8192
 
 
@@ -20,7 +20,7 @@ class Losses:
 
     value: np.ndarray  # ℓ, one per row
     slope: np.ndarray  # ∂ℓ/∂s, rows × scores
-    share: np.ndarray  # the predicted probabilities, of which the second derivatives are made
+    share: np.ndarray  # the predicted probabilities, which give the second derivatives
 
     def along(self, scores: np.ndarray) -> np.ndarray:
         """Σₖ ∂ℓ/∂sₖ·δsₖ: how the losses change when the scores change by δs."""
@@ -52,10 +52,10 @@ class Rows:
     label: np.ndarray
     classes: int
     intercept: bool = True
-    scores: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scores", 1 if self.classes <= 2 else self.classes)
+    @property
+    def scores(self) -> int:
+        return 1 if self.classes <= 2 else self.classes
 
     def __len__(self) -> int:
         return self.x.shape[0]
@@ -66,7 +66,7 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the parameters."""
+        """The shape of the parameters."""
         return self.scores, self.x.shape[1] + self.intercept
 
     @cached_property
@@ -76,7 +76,7 @@ class Rows:
             return 0.0
         if sparse.issparse(self.x):
             largest = abs(self.x).max(axis=0).toarray().ravel()
-        else:  # without a copy of all rows
+        else:  # this makes no copy of all rows
             largest = np.maximum(self.x.max(axis=0), -self.x.min(axis=0))
         return float(np.sqrt(np.sum(largest**2) + self.intercept))
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 from sklearn.utils import check_random_state
-from tqdm import tqdm
 
 from bilevax.arguments import positive
 from bilevax.certificates import KKTCertificate
@@ -19,6 +18,7 @@ from bilevax.learn._risk import Risk
 from bilevax.learn._split import held_out
 from bilevax.learn._tuning import Levels, Step
 from bilevax.problems import BilevelProblem, Point
+from bilevax.progress import Progress
 
 
 class TunedClassifier(RobustClassifier):
@@ -112,20 +112,19 @@ class TunedClassifier(RobustClassifier):
         x1 is (log η, log l2), y1 the coefficients and intercepts, y2 and x2 the adversaries'
         weights of the training and of the validation part.
         """
-        unfitted: Any = clone(self)  # what is read of the rows stays out of this one
+        unfitted: Any = clone(self)  # so that self stays as it is
         levels, _ = unfitted._levels(X, y, groups, **named)
         return bilevel_problem(levels), start_point(levels)
 
     def _tune(self, levels: Levels) -> TunedFit:
         """Solve the bilevel problem and keep its answer."""
         positive(self.tol, "tol")
-        bar = tqdm(disable=not self.verbose, desc="tuning", unit=" steps")
+        with Progress(self.verbose, unit="steps", label="tuning") as bar:
 
-        def report(step: Step) -> None:
-            bar.set_postfix_str(f"η {step.eta:.3g}, l2 {step.l2:.3g}, loss {step.worst_loss:.4f}")
-            bar.update()
+            def report(count: int, step: Step) -> None:
+                shown = {"η": f"{step.eta:.3g}", "l2": f"{step.l2:.3g}"}
+                bar.show(count, **shown, loss=f"{step.worst_loss:.4f}")
 
-        with bar:
             fit = fit_levels(levels, float(self.tol), self.solver, report)
         self._keep(levels.train, fit.judged.y1)
         self.eta_, self.l2_ = (float(v) for v in np.exp(fit.tuned.x))

@@ -30,28 +30,28 @@ from bilevax.learn._rows import Losses, Rows
 
 #: (η, λ) at which descents begin.
 STARTS = ((1.0, 1e-2), (0.1, 1e-1), (0.03, 1e-3))
-#: How far a step may go in log η and log λ: at first, at the most, and before a descent ends.
+#: The trust region's radius in log η and log λ: at first, at most, and where a descent ends.
 FIRST_RADIUS, MOST_RADIUS, LEAST_RADIUS = 2.0, 4.0, 1e-5
-#: A descent whose loss is not this close to the best one's ends at so many times the tolerance.
+#: Descents first go to ROUGH times the tolerance. Those within CLOSE of the best loss then go on.
 CLOSE, ROUGH = 3e-4, 100
-#: One also ends where its model promises less than this, if it is within WELL times the tolerance,
-#: and where STUCK steps gained no more.
+#: A descent ends where its model promises a gain below NOTHING, if ε is within WELL times the
+#: tolerance, and where STUCK steps in a row gained no more than that.
 NOTHING, WELL, STUCK = 3e-7, 100, 8
 #: A descent ends where, in log η and log λ, it comes this near to the end of a better one.
 NEAR = 1.0
 #: The relative residual of dw/dx.
 PATH = 1e-4
-#: The most that may be left of the lower level's gap: for a first look, and in a descent.
+#: The gap to which the lower level is solved: at a start, and in a descent.
 ROUGH_GAP, LOWER_GAP = 1e-4, 1e-9
-#: A start whose loss is so much above the best of earlier descents is passed over.
+#: A start is skipped if its loss is this much above the best of the earlier descents.
 HOPELESS = 0.2
-#: The most steps of one descent; ten are usual.
+#: The largest number of steps of one descent; ten are usual.
 MOST_STEPS = 60
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of the tuning saw."""
+    """One step of the tuning."""
 
     eta: float
     l2: float
@@ -117,7 +117,7 @@ class Tuner:
     levels: Levels
     tolerance: float
     mu: float
-    report: Callable[[Step], None] = lambda step: None
+    report: Callable[[int, Step], None] = lambda count, step: None
     history: list[Step] = field(default_factory=list)
     kept: Preconditioner = field(default_factory=Preconditioner)
     began: float = field(default_factory=time.perf_counter)
@@ -127,7 +127,7 @@ class Tuner:
         found: list[Descent] = []
         for number, start in enumerate(STARTS):
             x = np.clip(np.log(start), self.levels.low, self.levels.high)
-            # Begun at the solution for other prices: nearer than nothing.
+            # The solution for other prices is a better start than zero.
             w = found[0].at.lower.w if found else np.zeros(self.levels.train.shape)
             lower, losses = self.solved(x, w, ROUGH_GAP)
             if found and self.worst(losses) > min(d.at.worst for d in found) + HOPELESS:
@@ -142,7 +142,7 @@ class Tuner:
         return min((descent.at for descent in close), key=lambda at: at.worst)
 
     def go_on(self, x: np.ndarray, w: np.ndarray) -> Tuned:
-        """One descent, from where a run on other rows ended."""
+        """One descent, from the answer of a run on a sample."""
         descent = Descent(self.at(x, w, LOWER_GAP), 0)
         self.descend(descent, self.tolerance)
         return descent.at
@@ -185,7 +185,7 @@ class Tuner:
             at = run.at
             losses.append(at.worst)
             d, model, x2 = self._model(at, run.curvature, run.radius)
-            # At a kink the weights of the model are nearer to the right ones than those of V.
+            # At a kink the weights of the model are better than those of V.
             epsilon, own = min(
                 (self.epsilon(at, weights), i) for i, weights in enumerate((at.x2, x2))
             )
@@ -195,16 +195,16 @@ class Tuner:
             gain = at.worst - model
             if epsilon <= tolerance or (gain <= NOTHING and epsilon <= WELL * self.tolerance):
                 return
-            if not gain > 0:  # no step of the model does anything, as far as rounding tells
+            if not gain > 0:  # the model has no step that gains more than rounding
                 return
             if any(_same(at, other.at, near) for other in others):
                 return
-            # At a kink of w(x) itself, where a weight of the adversary's comes in, no model fits.
+            # No model fits at a kink of w(x), where a weight of the adversary leaves a bound.
             if len(losses) > STUCK and losses[-1 - STUCK] - at.worst <= NOTHING:
                 return
             # The validation losses are as exact as the root of the lower level's gap.
             gap = min(max((0.02 * gain) ** 2, 1e-13), LOWER_GAP)
-            x = np.clip(at.x + d, self.levels.low, self.levels.high)  # as far as it rounds
+            x = np.clip(at.x + d, self.levels.low, self.levels.high)  # against rounding
             solved = self.solved(x, at.lower.w + np.tensordot(d, at.path, 1), gap)
             worst = self.worst(solved[1])
             if worst < at.worst:
@@ -229,7 +229,7 @@ class Tuner:
         worst = float(at.upper @ at.x2)
         step = Step(float(eta), float(l2), worst, epsilon, seconds, start)
         self.history.append(step)
-        self.report(step)
+        self.report(len(self.history), step)
 
     def _model(
         self, at: Tuned, curvature: np.ndarray, radius: float
@@ -239,7 +239,7 @@ class Tuner:
         high = np.minimum(self.levels.high - at.x, radius)
         adversary = self.levels.held_risk.adversary
         d, value, x2 = np.zeros(2), at.worst, at.x2
-        # The kinks come in gently: each problem begins at the solution of a smoother one.
+        # Each problem begins at the solution of a smoother one, with rounder kinks.
         for mu in (max(1e-3, self.mu), self.mu):
             d, value, x2 = _box_newton(
                 adversary, at.upper, at.jacobian, curvature, low, high, d, mu

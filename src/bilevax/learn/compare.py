@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,11 +12,11 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
-from tqdm import tqdm
 
 from bilevax import __version__
 from bilevax.learn.group import GroupDROClassifier, TunedGroupDROClassifier
 from bilevax.learn.table import PARTS, Table, encoder
+from bilevax.progress import Progress
 
 #: The grid that a careful person would search, and the η at which the curve is drawn.
 ETAS, L2S = np.geomspace(1e-2, 10**1.5, 8), np.geomspace(1, 1e-4, 5)
@@ -79,20 +80,14 @@ def compare(
 ) -> Comparison:
     """Fit every method, and judge each on the test part."""
     data = Encoded(table)
-    # tqdm's None: only on a terminal.
-    bar = tqdm(
-        total=4 + len(ETAS) * len(L2S) + len(CURVE),
-        disable=None if progress is None else not progress,
-        desc=table.name,
-    )
-    with bar:
+    count = 4 + len(ETAS) * len(L2S)
+    with Progress(progress, total=count + len(CURVE), unit="fits", label=table.name) as bar:
         fits = list(_fits(data, tolerance, bar))
         tuned = fits[-1]
         curve = []
         for eta in CURVE:
-            bar.set_postfix_str("loss against η")
             curve.append(data.worst_loss(_fitted(GroupDROClassifier(eta, tuned.l2), data)))
-            bar.update()
+            bar.show(count + len(curve), now="loss against η")
     model = tuned.model
     certificate = model.certificate_
     results = {
@@ -121,7 +116,7 @@ def compare(
     return Comparison(results, Pipeline(steps))
 
 
-def _fits(data: Encoded, tolerance: float, bar: Any) -> Iterator[Fit]:
+def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[Fit]:
     """The methods, one after the other, each on the training part."""
     X, y, groups = data.X["train"], data.y["train"], data.groups["train"]
     n = len(y)
@@ -130,12 +125,15 @@ def _fits(data: Encoded, tolerance: float, bar: Any) -> Iterator[Fit]:
     weights = np.array([n / (len(sizes) * sizes[g]) for g in groups])
     l2 = 1 / (plain.C * n)  # scikit-learn's C, as a weight of the mean loss's penalty
 
+    done = itertools.count(1)
+
     def timed(name: str, fit: Callable[[], Any]) -> tuple[Any, float]:
-        bar.set_postfix_str(name)
+        bar.show(now=name)
         began = time.perf_counter()
         model = fit()
-        bar.update()
-        return model, time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        bar.show(next(done))
+        return model, seconds
 
     model, seconds = timed("ERM", lambda: plain.fit(X, y))
     yield Fit("erm", "ERM", model, seconds, 1, None, l2)
@@ -150,7 +148,8 @@ def _fits(data: Encoded, tolerance: float, bar: Any) -> Iterator[Fit]:
         for eta in ETAS:
             name = f"grid, η {eta:.3g}, l2 {l2:.3g}"
             one = GroupDROClassifier(float(eta), float(l2))
-            (model, loss), took = timed(name, lambda one=one: _with_loss(one, data))
+            fit = lambda one=one: (_fitted(one, data), data.worst_loss(one))
+            (model, loss), took = timed(name, fit)
             seconds += took
             if loss < least:
                 best, least = model, loss
@@ -169,10 +168,6 @@ def _fits(data: Encoded, tolerance: float, bar: Any) -> Iterator[Fit]:
 
 def _fitted(model: GroupDROClassifier, data: Encoded) -> GroupDROClassifier:
     return model.fit(data.X["train"], data.y["train"], data.groups["train"])
-
-
-def _with_loss(model: GroupDROClassifier, data: Encoded) -> tuple[GroupDROClassifier, float]:
-    return _fitted(model, data), data.worst_loss(model)
 
 
 def _judged(fit: Fit, data: Encoded, bootstrap: int, seed: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ class Dataset:
 
     @property
     def X(self) -> pd.DataFrame:
-        """The features: all columns but the label, those that make the groups among them."""
+        """The features: all columns but the label, also those that make the groups."""
         return self.table.drop(columns=[self.label])
 
     @property
@@ -31,7 +32,7 @@ class Dataset:
 
     @property
     def groups(self) -> np.ndarray:
-        """Of each row: its label together with what is in the group columns."""
+        """The group of each row: its label together with the values of the group columns."""
         return group_names(self.table, self.label, self.group_columns)
 
 
@@ -42,9 +43,7 @@ def group_names(table: pd.DataFrame, label: str | None, columns: Sequence[str]) 
         c + " " + table[c].astype(object).where(table[c].notna(), "(missing)").astype(str)
         for c in named
     ]
-    names = parts[0]
-    for part in parts[1:]:
-        names = names + ", " + part
+    names = functools.reduce(lambda name, part: name + ", " + part, parts)
     return names.to_numpy(dtype=object).astype(str)
 
 
@@ -59,7 +58,9 @@ def load_adult(path: str | Path | None = None, attribute: str = "sex") -> Datase
     _need(table, ("income", "sex", "race", "age", "education-num"), "Adult")
     table = table.drop(columns=["fnlwgt", "split"], errors="ignore")
     table["income"] = np.where(table["income"].astype(str).str.contains(">50K"), ">50K", "<=50K")
-    return Dataset("Adult", _few_races(table), "income", (attribute,))
+    race = table["race"].astype(str).str.strip()
+    table["race"] = race.where(race.isin(("White", "Black")), "Other")
+    return Dataset("Adult", table, "income", (attribute,))
 
 
 def load_law_school(path: str | Path | None = None, attribute: str = "race") -> Dataset:
@@ -142,12 +143,6 @@ def _table(path: str | Path | None, openml: dict[str, Any], names: dict[str, str
 
     fetched: Any = fetch_openml(**openml, as_frame=True, parser="auto")
     return fetched.frame.rename(columns=names).replace("?", np.nan)
-
-
-def _few_races(table: pd.DataFrame) -> pd.DataFrame:
-    race = table["race"].astype(str).str.strip()
-    table["race"] = race.where(race.isin(("White", "Black")), "Other")
-    return table
 
 
 def _one_of(attribute: str, known: Sequence[str]) -> None:

@@ -27,13 +27,13 @@ class GroupDROClassifier(RobustClassifier):
         l2: the weight of the ridge penalty, > 0.
         tol: the saddle gap to certify: max over q at `coef_` less min over w at `group_weights_`.
         fit_intercept: whether there is an intercept.
-        max_iter: the most Newton steps; a dozen is usual.
-        solver: "newton" takes all rows at once, "sampled" begins with a sample of them, "auto"
-            chooses by their number; "minibatch" has SAPD on minibatches between sample and all.
+        max_iter: the largest number of Newton steps; a dozen is usual.
+        solver: "newton" uses all rows from the start, "sampled" begins with a sample of them, and
+            "auto" chooses by their number.
 
     Fitted: `coef_`, `intercept_`, `classes_` and `n_iter_` as in scikit-learn; `groups_`, the
     distinct groups, and in their order `group_weights_` (q) and `group_losses_`; `gap_`, an upper
-    bound on the saddle gap; `solver_`, which one it was.
+    bound on the saddle gap; `solver_`, the one that was used.
     """
 
     groups_: np.ndarray
@@ -99,16 +99,16 @@ class TunedGroupDROClassifier(TunedClassifier):
         eta_bounds: where to look for η.
         l2_bounds: where to look for l2.
         fit_intercept: whether there is an intercept.
-        solver: "newton" takes all rows at once, "sampled" begins with a sample of them, "auto"
-            chooses by their number; "minibatch" has SAPD on minibatches between sample and all.
-        random_state: of the split. Copies of a row never stand on both sides of it.
+        solver: "newton" uses all rows from the start, "sampled" begins with a sample of them, and
+            "auto" chooses by their number.
+        random_state: the seed of the split. Copies of a row are never in both parts.
         verbose: show progress.
 
     Fitted: `eta_`, `l2_`; `coef_`, `intercept_`, `classes_` as in scikit-learn; `groups_`, the
     distinct groups, and in their order `group_weights_` (q), `group_losses_`,
     `validation_weights_` (x2) and `validation_losses_` (V); `certificate_`, a
     `bilevax.KKTCertificate`, and `converged_`, whether it holds at `tol`; `history_`, what each
-    step of the tuning saw; `solver_`, which one it was.
+    step of the tuning saw; `solver_`, the one that was used.
     """
 
     groups_: np.ndarray

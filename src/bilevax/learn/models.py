@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bilevax.files import replaced
+
 #: What a model of ours holds beyond the types that skops trusts. Nothing else is ever loaded.
 TRUSTED = (
     "bilevax.certificates.kkt.KKTCertificate",
@@ -21,7 +23,8 @@ def save_model(model: Any, path: str | Path) -> None:
     """Write a fitted classifier, or a pipeline with one."""
     from skops import io
 
-    io.dump(model, path)
+    with replaced(path) as temporary:
+        io.dump(model, temporary)
 
 
 def load_model(path: str | Path) -> Any:

@@ -31,13 +31,13 @@ class TailRiskClassifier(RobustClassifier):
         l2: the weight of the ridge penalty, > 0.
         tol: the saddle gap to certify.
         fit_intercept: whether there is an intercept.
-        max_iter: the most Newton steps; a dozen is usual.
-        solver: "newton" takes all rows at once, "sampled" begins with a sample of them, "auto"
-            chooses by their number.
+        max_iter: the largest number of Newton steps; a dozen is usual.
+        solver: "newton" uses all rows from the start, "sampled" begins with a sample of them, and
+            "auto" chooses by their number.
 
     Fitted: `coef_`, `intercept_`, `classes_` and `n_iter_` as in scikit-learn; `risk_`, the
     weighted loss Σ qᵢ·ℓᵢ of the training rows; `gap_`, an upper bound on the saddle gap; `solver_`,
-    which one it was.
+    the one that was used.
     """
 
     risk_: float
@@ -95,15 +95,15 @@ class TunedTailRiskClassifier(TunedClassifier):
         eta_bounds: where to look for η.
         l2_bounds: where to look for l2.
         fit_intercept: whether there is an intercept.
-        solver: "newton" takes all rows at once, "sampled" begins with a sample of them, "auto"
-            chooses by their number.
-        random_state: of the split. Copies of a row never stand on both sides of it.
+        solver: "newton" uses all rows from the start, "sampled" begins with a sample of them, and
+            "auto" chooses by their number.
+        random_state: the seed of the split. Copies of a row are never in both parts.
         verbose: show progress.
 
     Fitted: `eta_`, `l2_`; `coef_`, `intercept_`, `classes_` as in scikit-learn; `risk_` and
     `validation_risk_`, the weighted losses of both parts; `certificate_`, a
     `bilevax.KKTCertificate`, and `converged_`, whether it holds at `tol`; `history_`, what each
-    step of the tuning saw; `solver_`, which one it was.
+    step of the tuning saw; `solver_`, the one that was used.
     """
 
     risk_: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -16,7 +16,8 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import non_negative
 from bilevax.certificates.gap import linear_excess
-from bilevax.problems import BilevelProblem, Point
+from bilevax.functions import operations
+from bilevax.problems import BilevelProblem, Form, Point
 from bilevax.problems.constants import sample_domain
 from bilevax.problems.reformulate import at_both, penalty, penalty_blocks, penalty_point
 from bilevax.problems.validate import gap_is_bounded, require, require_gap_bound
@@ -46,6 +47,8 @@ INNER_SHARE, INNER_FALL, INNER_GRADIENTS, INNER_LEAST = 0.3, 0.05, 0.25, 400
 BOOST, LITTLE = 1.5, 0.01
 # Weights that grew by this in all say that the problem is not of its stated class.
 MISTRUST = 1e6
+# A call of so many operations is batched with another of the same kind.
+MANY = 40
 # How often all curvatures are looked at at first, and how much gradients grow between later looks.
 FIRST_ROUNDS, REFRESH = 3, 1.5
 
@@ -108,7 +111,7 @@ class Adaptive(Solver[AdaptiveState]):
     up only where no W makes its subproblems monotone.
     """
 
-    form: ClassVar[type[BilevelProblem]] = BilevelProblem
+    form: ClassVar[type[Form]] = BilevelProblem
     keeps_state: ClassVar[bool] = True
 
     rho: Any = None
@@ -227,18 +230,19 @@ def _operator(problem: BilevelProblem, s: AdaptiveState, w: Array) -> Array:
 
 
 def _per_block(
-    problem: BilevelProblem, rho: Array, function: Callable[..., Tree], *columns: Sequence[Any]
+    problem: BilevelProblem, rho: Array, function: Callable[..., Tree], *columns: Any
 ) -> tuple[Tree, ...]:
     """function(term, …) for each of the six blocks, with one argument from each column.
 
-    y1 and z1 have the same term, and so have y2 and z2: each pair is one batched call, because a
-    projection is many operations, each of which costs time to compile.
+    y1 and z1 have the same term, and so have y2 and z2. Where a call is many operations, as a
+    projection on a simplex is, each pair is one batched call: it is compiled in half the time.
     """
 
     def both(term: Term | None, first: tuple, second: tuple) -> tuple[Tree, Tree]:
-        if term is None:
-            return function(None, *first), function(None, *second)
-        pair = at_both(lambda *arguments: function(rho * term, *arguments), first, second)
+        called = lambda *arguments: function(None if term is None else rho * term, *arguments)
+        if term is None or operations(called, *first) < MANY:
+            return called(*first), called(*second)
+        pair = at_both(called, first, second)
         return tuple(jax.tree.map(lambda leaf, k=k: leaf[k], pair) for k in (0, 1))
 
     x1, y1, y2, x2, z1, z2 = zip(*columns)

@@ -187,9 +187,9 @@ def _seen(task: Task, reformulation: Reformulation) -> Task:
     return dataclasses.replace(task, problem=problem, start=start)
 
 
-def composed(solver: Solver, problem: Form) -> Solver:
-    """A solver with its fallback, on the problem itself or through its reformulation."""
-    fallback = solver.fallback()
+def composed(solver: Solver, problem: Form, *, alone: bool = False) -> Solver:
+    """A solver on the problem itself or through its reformulation; with its fallback or `alone`."""
+    fallback = None if alone else solver.fallback()
     method = solver if fallback is None else Sequence(solver, fallback)
     if isinstance(problem, solver.form):
         return method

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.gap import saddle_gap
-from bilevax.problems import MinimaxProblem, Point
+from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.validate import require
 from bilevax.solvers.base import InnerSolver, check_positive
@@ -53,7 +53,7 @@ class ExtraGradient(InnerSolver[ExtraGradientState]):
     max_y H(x, ·) − min_x H(·, y), at w½ or at the average, is at most `tolerance`.
     """
 
-    form: ClassVar[type[MinimaxProblem]] = MinimaxProblem
+    form: ClassVar[type[Form]] = MinimaxProblem
     has_theorem: ClassVar[bool] = True
 
     smoothness: Any = None

@@ -16,6 +16,7 @@ from bilevax.certificates.gap import linear_excess
 from bilevax.problems import (
     BilevelProblem,
     ConstrainedBilevelProblem,
+    Form,
     MinimaxProblem,
     Point,
     Reformulation,
@@ -106,7 +107,7 @@ class _Worst(eqx.Module):
     problem: ConstrainedBilevelProblem
     x: Tree
     sizes: tuple[Tree, Tree]
-    total: Array
+    total: Any
 
     def values(self, y: Tree) -> Array:
         c, e = (self.problem.called(name, self.x, y) for name in CONSTRAINTS[:2])
@@ -297,7 +298,7 @@ class GrowingLagrangian(Reformulation):
     `touched` says which multipliers have touched their bounds at the last `looks` looks.
     """
 
-    form: ClassVar[type[BilevelProblem]] = BilevelProblem
+    form: ClassVar[type[Form]] = BilevelProblem
 
     bounds: MultiplierBounds
     touched: MultiplierBounds

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.problems import MinimaxProblem, Point
+from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.validate import require
 from bilevax.solvers.base import InnerSolver, check_positive
@@ -54,7 +54,7 @@ class OptFOM(InnerSolver[OptFOMState]):
     `smoothness` L is estimated if not given; σₓ and σᵧ must be known.
     """
 
-    form: ClassVar[type[MinimaxProblem]] = MinimaxProblem
+    form: ClassVar[type[Form]] = MinimaxProblem
     has_theorem: ClassVar[bool] = True
 
     strong_convexity: Any = None

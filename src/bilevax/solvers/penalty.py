@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import positive
-from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.problems import BilevelProblem, Form, MinimaxProblem, Point
 from bilevax.problems.constants import lower_smoothness_of, range_of, upper_smoothness_of
 from bilevax.problems.deviation import lower_deviation_of, upper_deviation_of
 from bilevax.problems.reformulate import lower_level, penalty, penalty_blocks, penalty_point
@@ -100,7 +100,7 @@ class PenaltyMethod(Solver[PenaltyState]):
     stays as given if not, or with `starter=None`.
     """
 
-    form: ClassVar[type[BilevelProblem]] = BilevelProblem
+    form: ClassVar[type[Form]] = BilevelProblem
     has_theorem: ClassVar[bool] = True
     takes_samples: ClassVar[bool] = True
 

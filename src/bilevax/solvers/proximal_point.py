@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.problems import MinimaxProblem, Point
+from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.reformulate import proximal
 from bilevax.problems.validate import require, require_bounded
@@ -45,7 +45,7 @@ class ProximalPoint(Solver[ProximalPointState]):
     the first, which is what the theorem covers.
     """
 
-    form: ClassVar[type[MinimaxProblem]] = MinimaxProblem
+    form: ClassVar[type[Form]] = MinimaxProblem
     has_theorem: ClassVar[bool] = True
 
     tolerance: Any = None

@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import non_negative, positive, tracing, whole
-from bilevax.problems import MinimaxProblem, Point
+from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.deviation import deviation_of
 from bilevax.problems.validate import require, require_bounded
@@ -116,7 +116,7 @@ class SAPD(Solver[SAPDState]):
     `key` is an int, from which all samples follow.
     """
 
-    form: ClassVar[type[MinimaxProblem]] = MinimaxProblem
+    form: ClassVar[type[Form]] = MinimaxProblem
     has_theorem: ClassVar[bool] = True
     takes_samples: ClassVar[bool] = True
 

@@ -16,7 +16,7 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import non_negative, whole
 from bilevax.certificates.gap import linear_excess
-from bilevax.problems import ConstrainedBilevelProblem, MinimaxProblem, Multipliers, Point
+from bilevax.problems import ConstrainedBilevelProblem, Form, MinimaxProblem, Multipliers, Point
 from bilevax.problems.constants import (
     constraint_values,
     estimate_constraint_lipschitz,
@@ -129,7 +129,7 @@ class Stages(Solver[StagesState]):
     function values, and these are not counted.
     """
 
-    form: ClassVar[type[ConstrainedBilevelProblem]] = ConstrainedBilevelProblem
+    form: ClassVar[type[Form]] = ConstrainedBilevelProblem
 
     in_stages: ClassVar[bool] = True
     # Whether a stage begins with the multipliers that the last one found, or with none.

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import non_negative, whole
-from bilevax.problems import MinimaxProblem, Point
+from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import range_of, smoothness_of
 from bilevax.problems.deviation import deviation_of
 from bilevax.problems.validate import require, require_bounded
@@ -58,7 +58,7 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
     with H* bounded through L and the diameters. `center` is as in `ProximalPoint`.
     """
 
-    form: ClassVar[type[MinimaxProblem]] = MinimaxProblem
+    form: ClassVar[type[Form]] = MinimaxProblem
     has_theorem: ClassVar[bool] = True
     takes_samples: ClassVar[bool] = True
 

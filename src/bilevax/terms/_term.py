@@ -41,13 +41,13 @@ def scalar(value: Number, like: Array) -> Array:
 
 
 def as_step(step: Number) -> Array:
-    """A step of the prox as a float, so that what it is multiplied with is not cut to a whole."""
+    """The step of a prox as a float. A whole number would round what it is multiplied with."""
     step = jnp.asarray(step)
     return step if jnp.issubdtype(step.dtype, jnp.inexact) else step.astype(float)
 
 
 def concrete(value: Any) -> bool:
-    """Whether a parameter's numbers can be looked at now."""
+    """Whether a parameter has numbers now, because JAX is not tracing it."""
     return not tracing(value)
 
 
@@ -62,7 +62,7 @@ def tree_sum(tree: Tree) -> Scalar:
 
 
 def _show(value: Any) -> str:
-    """A parameter as a reader wants it: numbers as numbers, arrays by their shape."""
+    """A parameter for a reader: a number, or the shape of an array."""
     if isinstance(value, np.ndarray | jax.Array) and concrete(value):
         return f"{value:g}" if value.ndim == 0 else f"array{value.shape}"
     return repr(value)
@@ -126,7 +126,7 @@ class Term(eqx.Module):
     def __add__(self, other: Term) -> Term:
         if not is_term(other):
             return NotImplemented
-        from bilevax.terms._sums import add
+        from bilevax.terms.norms import add
 
         return add(self, other)
 
@@ -177,11 +177,8 @@ class LeafTerm(Term):
         return tree_sum(jax.tree.map(lambda a: self.leaf_value(jnp.asarray(a)), x))
 
     def prox(self, v: Tree, step: Number) -> Tree:
-        def leaf(a: Number) -> Array:
-            a = jnp.asarray(a)
-            return self.leaf_prox(a, scalar(step, a))
-
-        return jax.tree.map(leaf, v)
+        arrays = jax.tree.map(jnp.asarray, v)
+        return jax.tree.map(lambda a: self.leaf_prox(a, scalar(step, a)), arrays)
 
     def project(self, v: Tree) -> Tree:
         return jax.tree.map(lambda a: self.leaf_project(jnp.asarray(a)), v)

@@ -21,10 +21,10 @@ from jax import lax
 from jaxtyping import Array
 
 _MAX_ITERATIONS = 200
-# Up to so many entries a program compares all pairs of them. A loop would cost more, above all on
-# an accelerator, which asks the host before each round.
+# Up to this many entries a program compares all pairs of them. A loop would cost more, above all
+# on an accelerator, which waits for the host before each round.
 FEW = 64
-# Up to so many entries plain Python is faster than NumPy.
+# Up to this many entries plain Python is faster than NumPy.
 _FEW_ON_HOST = 32
 
 
@@ -84,7 +84,8 @@ def _sides(v: Array, lower: Array, upper: Array, total: Array) -> tuple[Array, A
     """Which entries rest at their lower and at their upper bounds, from a search for τ."""
     v = v - (jnp.sum(v) - total) / v.size  # right if no bound held
     # The second search starts at the first answer: there, the entries that decide are exact.
-    v = lax.fori_loop(0, 2, lambda _, v: v - _level(v, lower, upper, total), v)
+    for _ in range(2):
+        v = v - _level(v, lower, upper, total)
     return v <= lower, v >= upper
 
 
@@ -106,7 +107,7 @@ def _level(v: Array, lower: Array, upper: Array, total: Array) -> Array:
         low = lax.select(above, s.tau, s.low)
         high = lax.select(excess < 0, s.tau, s.high)
         newton = s.tau + excess / lax.max(slope, jnp.ones((), v.dtype))
-        # Newton crawls where the sum is close to a staircase: halve the bracket unless it gains.
+        # Newton is slow where the sum is close to a staircase: then halve the bracket.
         middle = low / 2 + high / 2
         jump = jnp.where(lax.is_finite(middle), middle, lax.select(above, rightmost, leftmost))
         gains = jnp.abs(excess) <= s.excess / 2

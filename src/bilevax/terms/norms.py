@@ -44,16 +44,13 @@ class L1(LeafTerm):
         non_negative(self.weight, "L1: weight")
         interval(self.lower, self.upper, "L1")
 
-    def _bounds(self, x: Array) -> tuple[Array, Array]:
-        return cast(self.lower, x), cast(self.upper, x)
-
     def leaf_value(self, x: Array) -> Scalar:
         return scalar(self.weight, x) * jnp.sum(jnp.abs(x)) + indicator(x, self.leaf_project(x))
 
     def leaf_prox(self, v: Array, step: Array) -> Array:
         # One-dimensional and convex, so the box only clips the unconstrained minimiser.
-        shrink = step * scalar(self.weight, v)
-        return jnp.clip(v - jnp.clip(v, -shrink, shrink), *self._bounds(v))
+        shrink = lax.broadcast(step * scalar(self.weight, v), v.shape)
+        return self.leaf_project(v - lax.clamp(-shrink, v, shrink))
 
     def _box(self) -> Box:
         return Box(self.lower, self.upper)
@@ -68,7 +65,7 @@ class L1(LeafTerm):
         return self._box().leaf_linear_oracle(g)
 
     def leaf_conjugate(self, g: Array) -> Scalar:
-        low, high = self._bounds(g)
+        low, high = self._box().bounds(g)
         weight = scalar(self.weight, g)
 
         def at(s: Array) -> Array:
@@ -81,7 +78,7 @@ class L1(LeafTerm):
         return jnp.sum(jnp.maximum(jnp.maximum(at(low), at(high)), at(inner)))
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
-        low, high = self._bounds(x)
+        low, high = self._box().bounds(x)
         weight = scalar(self.weight, x)
         least = jnp.where(x > 0, weight, -weight)
         most = jnp.where(x < 0, -weight, weight)
@@ -90,7 +87,7 @@ class L1(LeafTerm):
         )
 
     def leaf_supremum(self, like: Array) -> Scalar:
-        low, high = self._bounds(like)
+        low, high = self._box().bounds(like)
         weight = scalar(self.weight, like)
         farthest = jnp.sum(jnp.maximum(jnp.abs(low), jnp.abs(high)))
         return jnp.where(weight == 0, 0, weight * farthest)
@@ -238,3 +235,23 @@ def ElasticNet(l1: Number, l2: Number) -> Ridge:
     non_negative(l1, "ElasticNet: l1")
     positive(l2, "ElasticNet: l2")
     return Ridge(l2, base=L1(l1))
+
+
+def add(a: Term, b: Term) -> Term:
+    """a + b as one term."""
+    for first, second in ((a, b), (b, a)):
+        if isinstance(first, Free):
+            return second
+        if isinstance(first, Ridge) and not isinstance(second, Ridge):
+            return Ridge(first.weight, first.center, add(first.base, second))
+    if isinstance(a, Box | L1) and isinstance(b, Box | L1):
+        shape = jnp.broadcast_shapes(*(jnp.shape(v) for t in (a, b) for v in (t.lower, t.upper)))
+        wide = lambda value: jnp.broadcast_to(jnp.asarray(value), shape)
+        lower = jnp.maximum(wide(a.lower), wide(b.lower))
+        upper = jnp.minimum(wide(a.upper), wide(b.upper))
+        weights = [t.weight for t in (a, b) if isinstance(t, L1)]
+        return L1(sum(weights), lower, upper) if weights else Box(lower, upper)
+    raise TypeError(
+        f"the prox of {type(a).__name__} + {type(b).__name__} is not known in closed form; known "
+        "sums are Ridge + any other term, and L1 + Box. Put a smooth part into the function instead"
+    )

@@ -76,9 +76,7 @@ def check_axis(x: Array, axis: int | None) -> str | None:
     if axis is not None and not -jnp.ndim(x) <= axis < jnp.ndim(x):
         return f"has axis={axis}, but this array has shape {jnp.shape(x)}"
     if axis is not None and 0 in jnp.shape(x):
-        return (
-            f"needs a row with entries along axis={axis}, but this array has shape {jnp.shape(x)}"
-        )
+        return f"needs rows with entries along axis={axis}, but this array has shape {jnp.shape(x)}"
     return None
 
 
@@ -137,25 +135,25 @@ class Box(ConvexSet):
     def __check_init__(self):
         interval(self.lower, self.upper, "Box")
 
-    def _bounds(self, x: Array) -> tuple[Array, Array]:
+    def bounds(self, x: Array) -> tuple[Array, Array]:
         return cast(self.lower, x), cast(self.upper, x)
 
     def leaf_project(self, v: Array) -> Array:
-        low, high = self._bounds(v)
+        low, high = self.bounds(v)
         return lax.clamp(low, v, high)
 
     def leaf_diameter(self, like: Array) -> Scalar:
-        low, high = self._bounds(like)
+        low, high = self.bounds(like)
         return jnp.sqrt(jnp.sum((high - low) ** 2))
 
     def leaf_linear_oracle(self, g: Array) -> Array:
-        low, high = self._bounds(g)
+        low, high = self.bounds(g)
         zero = jnp.zeros_like(g)
         return lax.select(g > zero, high, lax.select(g < zero, low, lax.clamp(low, zero, high)))
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
         # The normal cone adds any number ≤ 0 at the lower bound and any ≥ 0 at the upper one.
-        low, high = self._bounds(x)
+        low, high = self.bounds(x)
         zero = jnp.zeros_like(g)
         g = lax.select(x <= low, lax.min(g, zero), g)
         return lax.select(x >= high, lax.max(g, zero), g)
@@ -186,14 +184,15 @@ class CappedSimplex(ConvexSet):
     its cap until `total` is used up.
 
     The diameter D is exact for one number, where D² = Σᵢ (aᵢ − aₙ₊₁₋ᵢ)² for the vertex
-    a = (cap, …, cap, rest, 0, …, 0). For unequal caps c (cut at total) the exact D is as hard to find
-    as an answer to the partition problem, and `diameter` is the smaller of two upper bounds on it:
+    a = (cap, …, cap, rest, 0, …, 0). For unequal caps c (cut at total) D is as hard to find as an
+    answer to the partition problem, and `diameter` is the smaller of two upper bounds on it:
 
-    - that of the larger set in which every entry has the largest cap (exact if all are equal);
-    - D² ≤ Σᵢ bᵢ², where b fills the largest caps first, up to the sum 2·min(total, Σ c − total).
-      For d = u − v has |d| ≤ c, and its positive part adds up to s, as does its negative part. Then
-      s ≤ total, and min(u, v) = u − d⁺ ≤ c − |d| adds up to total − s, so that s ≤ Σ c − total. The
-      vector b weakly majorises every such |d|, and the sum of squares grows with that order.
+    - that of the larger set in which every entry has the largest cap (exact for equal caps);
+    - D² ≤ Σᵢ bᵢ², where b fills the largest of the bounds min(c, S) first, up to the sum 2·S, for
+      S = min(total, Σ c − total). The positive part of d = u − v adds up to some s, and so does its
+      negative part. Then s ≤ total, and u − d⁺ = min(u, v) ≤ c − |d| adds up to total − s, so that
+      s ≤ Σ c − total. Hence |d| ≤ min(c, S) with Σ |d| ≤ 2·S. The vector b weakly majorises every
+      such |d|, and the sum of squares grows in that order.
     """
 
     cap: Number = eqx.field(converter=parameter)
@@ -210,9 +209,10 @@ class CappedSimplex(ConvexSet):
 
     def _aligned(self, ndim: int) -> Number:
         """The caps, with those along `axis` on the axis of a block of `ndim` axes."""
-        if self.axis is None or np.ndim(self.cap) != 1:
+        if self.axis is None or jnp.ndim(self.cap) != 1:
             return self.cap
-        return self.cap.reshape([-1 if i == self.axis % ndim else 1 for i in range(ndim)])
+        shape = [-1 if i == self.axis % ndim else 1 for i in range(ndim)]
+        return self.cap.reshape(shape)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _caps(self, like: Array) -> Array:
         """The caps in the shape of a block."""
@@ -257,8 +257,8 @@ class CappedSimplex(ConvexSet):
 
         def row(caps: Array) -> Array:
             caps = -jnp.sort(-jnp.minimum(caps, total))
-            spread = 2 * jnp.minimum(total, jnp.sum(caps) - total)
-            filled = self._filled(caps, jnp.maximum(spread, 0))
+            most = jnp.clip(jnp.sum(caps) - total, 0, total)
+            filled = self._filled(jnp.minimum(caps, most), 2 * most)
             square = jnp.minimum(equal(caps[0]), jnp.sum(filled**2))
             return jnp.zeros_like(caps).at[0].set(square)
 
@@ -301,17 +301,15 @@ class CappedSimplex(ConvexSet):
             return wrong
         length = row_length(x, self.axis)
         if length == 0:
-            return "is empty: it has no entries, and none cannot add up to anything"
+            return "is empty: a block without entries cannot add up to the total"
         caps = np.broadcast_to(np.asarray(self._aligned(jnp.ndim(x))), jnp.shape(x))
         most, total = float(caps.sum(axis=self.axis).min()), float(self.total)
         if most >= total * (1 - 1e-6):
             return None
-        if np.ndim(self.cap) == 0:
-            return (
-                f"is empty: {length} entries of at most {self.cap} cannot add up to {self.total}; "
-                f"cap must be at least total/{length}"
-            )
-        return f"is empty: the caps add up to {most:g} only, less than the total of {total:g}"
+        return (
+            f"is empty: caps with the sum {most:g} cannot add up to {total:g}; cap must be at "
+            f"least total/{length} on average"
+        )
 
 
 def Simplex(total: Number = 1.0, axis: int | None = None) -> CappedSimplex:

@@ -21,9 +21,8 @@ from bilevax.learn.report.words import (
     as_seconds,
     cleaned,
     element,
-    plain_method,
+    method_of,
     short_number,
-    tuned_method,
 )
 
 __all__ = ["report"]
@@ -118,7 +117,7 @@ def report(results: dict[str, Any]) -> str:
 
 def _finding(results: dict[str, Any]) -> str:
     """What came out: the tuned classifier against plain training."""
-    plain, tuned = plain_method(results), tuned_method(results)
+    plain, tuned = method_of(results, "erm"), method_of(results, "tuned")
     worst, average = (
         as_percent(tuned[key]["value"]) + _against(tuned[key], plain[key], plain["name"])
         for key in ("worst", "average")

@@ -16,9 +16,9 @@ from bilevax.learn.report.words import (
     as_float,
     element,
     fitted_text,
+    method_of,
     power_of_ten,
     short_number,
-    tuned_method,
 )
 
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ def _accuracies(results: dict[str, Any]) -> str:
     figure, axes = _canvas(0.9 + 0.2 * math.ceil(len(methods) / 2) + ROW * block * len(groups))
     tops = block * np.arange(len(groups))
     for number, method in enumerate(methods):
-        _intervals(axes, method, tops + head + number, number, method is tuned_method(results))
+        _intervals(
+            axes, method, tops + head + number, number, method is method_of(results, "tuned")
+        )
     for number, (top, name) in enumerate(zip(tops, names)):
         if number % 2 == 0:
             axes.axhspan(top, top + block, color="#F3F5F7", zorder=0)

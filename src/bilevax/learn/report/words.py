@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import textwrap
 import unicodedata
-from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -70,18 +69,9 @@ def fitted_text(text: Any, width: int, lines: int = 1) -> str:
     return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder="…"))
 
 
-def _pick(methods: Sequence[dict[str, Any]], key: str, otherwise: int) -> dict[str, Any]:
-    """The method with this key; if none has it, the one at a place."""
-    found = [method for method in methods if str(method.get("key", "")).lower() == key]
-    return found[0] if found else methods[otherwise]
-
-
-def plain_method(results: dict[str, Any]) -> dict[str, Any]:
-    return _pick(results["methods"], "erm", 0)
-
-
-def tuned_method(results: dict[str, Any]) -> dict[str, Any]:
-    return _pick(results["methods"], "tuned", -1)
+def method_of(results: dict[str, Any], key: str) -> dict[str, Any]:
+    """The results of one method."""
+    return next(method for method in results["methods"] if method["key"] == key)
 
 
 def element(tag: str, text: Any, kind: str = "", scope: str = "") -> str:

@@ -17,35 +17,26 @@ from jaxtyping import Array
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 
-Colour = tuple[float, float, float]
-Size = int | tuple[int, int]  # of a square, or height and width
+Size = tuple[int, int]  # height and width
 
 
-def prepare(
-    pixels: Array,
-    size: Size,
-    mean: Colour = IMAGENET_MEAN,
-    deviation: Colour = IMAGENET_DEVIATION,
-    dtype: Any = jnp.float32,
-) -> Array:
-    """The middle of each image, normalised: what is seen when nothing is drawn at random."""
+def prepare(pixels: Array, size: Size, dtype: Any = jnp.float32) -> Array:
+    """The middle of each image, normalised: what the network sees without augmentation."""
     _, high, wide, _ = pixels.shape
-    height, width = sides(size)
+    height, width = size
     if height > high or width > wide:
         raise ValueError(
             f"size is {height}×{width}, but the images are only {high}×{wide}; load them larger"
         )
     top, left = (high - height) // 2, (wide - width) // 2
     middle = pixels[:, top : top + height, left : left + width]
-    return _normalised(middle.astype(jnp.float32), mean, deviation, dtype)
+    return _normalised(middle.astype(jnp.float32), dtype)
 
 
 def augmented(
     key: Array,
     pixels: Array,
     size: Size,
-    mean: Colour = IMAGENET_MEAN,
-    deviation: Colour = IMAGENET_DEVIATION,
     dtype: Any = jnp.float32,
     *,
     scale: tuple[float, float] = (0.7, 1.0),
@@ -54,11 +45,11 @@ def augmented(
 ) -> Array:
     """A random part of each image, resized, flipped with probability `flip`, and normalised.
 
-    `scale` is the share of the area that is kept, `ratio` the width over the height as the network
-    sees them, so 1 distorts nothing where the stored images have the shape of `size`.
+    `scale` is the share of the area that is kept, and `ratio` the width over the height as the
+    network sees them: 1 distorts nothing where the stored images have the shape of `size`.
     """
     count, high, wide, _ = pixels.shape
-    height, width = sides(size)
+    height, width = size
     area, shape, up, across, side = jax.random.split(key, 5)
 
     def draw(of: Array, low: float, most: float) -> Array:
@@ -74,7 +65,7 @@ def augmented(
     left = draw(across, 0.0, 1.0) * (wide - broad)
     flipped = draw(side, 0.0, 1.0) < flip
     parts = resampled(pixels, top, left, tall, broad, flipped, size, dtype)
-    return _normalised(parts, mean, deviation, dtype)
+    return _normalised(parts, dtype)
 
 
 def resampled(
@@ -92,8 +83,8 @@ def resampled(
     All of these are arrays with one number an image, and need not be whole. The products are in
     `dtype`; pixels are exact in bfloat16 too.
     """
-    rows = interpolation(top, height, sides(size)[0], pixels.shape[1])
-    columns = interpolation(left, width, sides(size)[1], pixels.shape[2])
+    rows = interpolation(top, height, size[0], pixels.shape[1])
+    columns = interpolation(left, width, size[1], pixels.shape[2])
     columns = jnp.where(flipped[:, None, None], columns[:, ::-1], columns)
     exact = jnp.float32
     half = jnp.einsum(
@@ -118,13 +109,7 @@ def interpolation(start: Array, length: Array, out: int, into: int) -> Array:
     return weights / weights.sum(axis=2, keepdims=True)
 
 
-def sides(size: Size) -> tuple[int, int]:
-    """Height and width."""
-    return (size, size) if isinstance(size, int) else size
-
-
-def _normalised(values: Array, mean: Colour, deviation: Colour, dtype: Any) -> Array:
-    scaled = 255.0 * np.asarray(deviation, np.float32)
-    shift = np.asarray(mean, np.float32) / np.asarray(deviation, np.float32)
+def _normalised(values: Array, dtype: Any) -> Array:
+    mean, deviation = (np.asarray(v, np.float32) for v in (IMAGENET_MEAN, IMAGENET_DEVIATION))
     one = (1, 1, 1, 3)
-    return (values / scaled.reshape(one) - shift.reshape(one)).astype(dtype)
+    return (values / (255 * deviation).reshape(one) - (mean / deviation).reshape(one)).astype(dtype)

@@ -31,6 +31,22 @@ class WeightedState(eqx.Module):
     loss: Array
 
 
+def begin(self: Any, model: Model) -> WeightedState:
+    """The state before the first step."""
+    return WeightedState(
+        encoder=model.encoder,
+        head=model.head,
+        weights=jnp.full(self.groups, 1 / self.groups, jnp.float32),
+        memory=self.optimizer.init((split(model.encoder)[0], model.head)),
+        loss=jnp.zeros((), jnp.float32),
+    )
+
+
+def model_of(self: Any, state: WeightedState) -> Model:
+    """The network of a state."""
+    return Model(state.encoder, state.head)
+
+
 class ERM(Method[WeightedState]):
     """min over (x1, y1) of the mean loss over all rows, plus l2/2·‖(x1, y1)‖²."""
 
@@ -41,17 +57,13 @@ class ERM(Method[WeightedState]):
     l2: Any = 0.0
     statistics: Statistics = eqx.field(static=True, default="batch")
 
-    def init(self, model: Model) -> WeightedState:
-        return begun(self, model)
+    init, model = begin, model_of
 
     def step(self, state: WeightedState, batch: Batch) -> WeightedState:
         share = jnp.full(batch.label.shape, 1 / batch.label.shape[0], jnp.float32)
         return descended(
             self, state, batch, lambda losses: (jnp.sum(share * losses), state.weights)
         )
-
-    def model(self, state: WeightedState) -> Model:
-        return Model(state.encoder, state.head)
 
     def seen(self, state: WeightedState) -> dict[str, Array]:
         return {"loss": state.loss}
@@ -77,8 +89,7 @@ class GroupDRO(Method[WeightedState]):
     def groups(self) -> int:
         return self.counts.shape[0]
 
-    def init(self, model: Model) -> WeightedState:
-        return begun(self, model)
+    init, model = begin, model_of
 
     def step(self, state: WeightedState, batch: Batch) -> WeightedState:
         q = state.weights
@@ -93,25 +104,12 @@ class GroupDRO(Method[WeightedState]):
 
         return descended(self, state, batch, weigh)
 
-    def model(self, state: WeightedState) -> Model:
-        return Model(state.encoder, state.head)
-
     def seen(self, state: WeightedState) -> dict[str, Array]:
         return {"loss": state.loss, "weights": state.weights}
 
 
-def begun(method: Any, model: Model) -> WeightedState:
-    return WeightedState(
-        encoder=model.encoder,
-        head=model.head,
-        weights=jnp.full(method.groups, 1 / method.groups, jnp.float32),
-        memory=method.optimizer.init((split(model.encoder)[0], model.head)),
-        loss=jnp.zeros((), jnp.float32),
-    )
-
-
 def descended(method: Any, state: WeightedState, batch: Batch, weigh: Any) -> WeightedState:
-    """A step on the loss that `weigh` makes of the rows' losses, beside new weights of groups."""
+    """A step on the loss that `weigh` makes of the rows' losses; it gives new group weights too."""
     features, pull, encoder = encoded(state.encoder, batch.images, method.statistics)
     loss_of = lambda features, head: weigh(cross_entropy(scores(features, head), batch.label))
     (loss, weights), slopes = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from test_learn_data import people
 
 from bilevax.cli import main
 from bilevax.learn.models import load_model
-from test_learn_data import people
 
 
 def run(*given):
@@ -123,10 +123,13 @@ def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, monkeypatch, ca
     assert (old / "results.json").read_text() == "{}"
 
 
-def test_an_earlier_folder_is_replaced_when_asked(demo):
-    before = (demo / "results.json").read_text()
-    assert run("--demo", "--out", demo, "--bootstrap", 100, "--overwrite") == 0
-    assert sorted(p.name for p in demo.iterdir()) == ["model.skops", "report.html", "results.json"]
-    assert json.loads((demo / "results.json").read_text())["bootstrap"] == 100
-    assert json.loads(before)["bootstrap"] == 200
-    assert [p.name for p in demo.parent.iterdir()] == ["out"]
+def test_an_earlier_folder_is_replaced_when_asked(tmp_path):
+    people().to_csv(tmp_path / "p.csv", index=False)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "results.json").write_text("{}")
+    call = (tmp_path / "p.csv", "--label", "hired", "--group", "sex", "--out", out, "--overwrite")
+    assert run(*call, "--bootstrap", 100) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["model.skops", "report.html", "results.json"]
+    assert json.loads((out / "results.json").read_text())["bootstrap"] == 100
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "p.csv"]

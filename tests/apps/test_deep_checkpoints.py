@@ -4,10 +4,7 @@ import errno
 import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -309,7 +306,7 @@ def test_when_all_are_damaged_all_are_named(three):
     for read in (lambda c: c.last(small(0)), lambda c: c.best(small(0)), lambda c: c.about()):
         with (
             pytest.warns(RuntimeWarning),
-            pytest.raises(ValueError, match="no checkpoint is whole") as caught,
+            pytest.raises(ValueError, match="every checkpoint is damaged") as caught,
         ):
             read(Checkpoints(three))
         for step in (1, 2, 3):
@@ -319,7 +316,7 @@ def test_when_all_are_damaged_all_are_named(three):
 # A full disk
 
 
-@pytest.mark.parametrize("part", ["_write_arrays", "_write", "_digests", "_sync", "_replace"])
+@pytest.mark.parametrize("part", ["_write_arrays", "write_json", "_digests", "_sync"])
 def test_a_full_disk_loses_nothing(three, monkeypatch, part):
     before = {path: path.read_bytes() for path in files(three)}
 
@@ -351,143 +348,21 @@ def test_other_errors_are_not_called_a_full_disk(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
-FULL = """
-import resource, signal, sys
-import numpy as np
-from bilevax.deep.checkpoints import Checkpoints
-
-saver = Checkpoints(sys.argv[1])
-saver.save(1, {"w": np.zeros(3, np.float32)}, {}, best=True)
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    saver.save(2, {"w": np.random.default_rng(0).random(100_000)}, {}, best=True)
-except OSError as error:
-    print(error)
-saver.save(3, {"w": np.ones(3, np.float32)}, {}, best=False)
-"""
-
-
 @POSIX
-def test_orbax_out_of_room(tmp_path):
-    command = [sys.executable, "-W", "error", "-c", FULL, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")  # orbax logs nothing of its own either
-    assert "checkpoint of step 2; the earlier step-00000001 are untouched" in done.stdout
+def test_orbax_out_of_room(tmp_path, capfd):
+    """A limit on the size of files; Python ignores the signal that comes with it."""
+    import resource
+
+    saver = Checkpoints(tmp_path)
+    saver.save(1, {"w": np.zeros(3, np.float32)}, {}, best=True)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="checkpoint of step 2; the earlier step-00000001 are"):
+            saver.save(2, {"w": np.random.default_rng(0).random(100_000)}, {}, best=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert capfd.readouterr().err == ""  # orbax logs nothing of its own either
+    saver.save(3, {"w": np.ones(3, np.float32)}, {}, best=False)
     assert names(tmp_path) == ["best.json", "step-00000001", "step-00000003"]
     assert Checkpoints(tmp_path).best({"w": np.ones(3, np.float32)}).step == 1
-
-
-# Killed, and several processes
-
-
-def environment(devices=1):
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-
-
-MANY = """
-import sys
-import numpy as np
-from bilevax.deep.checkpoints import Checkpoints
-
-state = lambda step: {"w": np.full(2000, step, np.float32), "n": np.asarray(step, np.int32)}
-sys.stdin.readline()
-saver = Checkpoints(sys.argv[1])
-saved = saver.last(state(0))
-step = saved.step if saved else 0
-while True:
-    step += 1
-    saver.save(step, state(step), {"step": step}, best=step % 3 == 0)
-    print(step, flush=True)
-"""
-
-
-@POSIX
-@pytest.mark.parametrize("times", [4, pytest.param(12, marks=pytest.mark.long)])
-def test_killed_at_any_moment_it_leaves_a_readable_last(tmp_path, times):
-    like = {"w": np.zeros(2000, np.float32), "n": np.asarray(0, np.int32)}
-    rng = np.random.default_rng(0)
-    command = [sys.executable, "-W", "error", "-c", MANY, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    # All begin at once, as most of their time is imports; each waits for its turn.
-    waiting = [subprocess.Popen(command, env=environment(), **pipes) for _ in range(times)]
-    for process in waiting:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        assert process.stdout.readline()
-        time.sleep(rng.uniform(0.1, 0.5))
-        process.kill()
-        out, _ = process.communicate()
-        saved = Checkpoints(tmp_path).last(like)
-        assert saved.step >= max(map(int, out.split()), default=1)
-        assert saved.about == {"step": saved.step}
-        assert saved.state["n"] == saved.step
-        assert (saved.state["w"] == saved.step).all()
-        if saved.step >= 3:
-            assert Checkpoints(tmp_path).best(like).step == saved.step // 3 * 3
-
-
-SEVERAL = """
-import sys
-import jax
-process, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"localhost:{port}", 2, process)
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from bilevax.deep.checkpoints import Checkpoints
-
-mesh = Mesh(np.asarray(jax.devices()), ("batch",))
-split, same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["batch"], []))
-whole = np.arange(8, dtype=np.float32)
-put = lambda a, where: jax.make_array_from_callback(a.shape, where, lambda i: a[i])
-state = {
-    "split": put(whole, split), "same": put(whole, same),
-    "own": jnp.int32(3), "host": np.arange(2), "scalar": put(np.asarray(7, np.uint32), same),
-}
-saver = Checkpoints(folder)
-assert saver.last(state) is None
-for step in (1, 2, 3, 4):
-    saver.save(step, state, {"step": step}, best=step == 1)
-blank = jax.tree.map(lambda a: a if isinstance(a, np.ndarray) else a * 0, state)
-for saved in (saver.best(blank), saver.last(blank)):
-    for key, wanted in state.items():
-        found = saved.state[key]
-        assert found.dtype == wanted.dtype and found.shape == wanted.shape, key
-        if isinstance(wanted, jax.Array):
-            assert found.sharding == wanted.sharding, key
-            for a, b in zip(found.addressable_shards, wanted.addressable_shards):
-                assert np.array_equal(a.data, b.data), key
-        else:
-            assert np.array_equal(found, wanted)
-assert saver.steps() == [1, 3, 4]
-print("well", saved.step, saved.about)
-"""
-
-
-def test_two_processes_save_and_read_together(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", SEVERAL]
-    both = [
-        subprocess.Popen(
-            [*command, str(k), str(port), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(2),
-        )
-        for k in (0, 1)
-    ]
-    for process in both:
-        out, _ = process.communicate(timeout=120)
-        assert "well 4 {'step': 4}" in out
-        assert process.returncode == 0
-    # One process reads what two wrote.
-    like = {"split": jnp.zeros(8, jnp.float32), "same": np.zeros(8, np.float32)}
-    like |= {"own": jnp.int32(0), "host": np.zeros(2, np.int64), "scalar": jnp.uint32(0)}
-    found = Checkpoints(tmp_path).last(like).state
-    assert found["split"].tolist() == found["same"].tolist() == list(range(8))
-    assert [int(found["own"]), int(found["scalar"])] == [3, 7]

@@ -10,6 +10,7 @@ import numpy as np
 
 from bilevax.deep.bilevel import BilevelDRO
 from bilevax.deep.dominoes import dominoes
+from bilevax.deep.group_dro import ERM, GroupDRO
 from bilevax.deep.layers import Statistics
 from bilevax.deep.methods import Method
 from bilevax.deep.networks import Model, model
@@ -17,7 +18,6 @@ from bilevax.deep.optimizers import Optimizer, direction
 from bilevax.deep.pixels import Images, load
 from bilevax.deep.settings import Settings
 from bilevax.deep.tables import open_table
-from bilevax.deep.weighted import ERM, GroupDRO
 from bilevax.deep.weights import load_encoder
 
 METHODS: dict[str, type[Method]] = {"bilevel": BilevelDRO, "group-dro": GroupDRO, "erm": ERM}
@@ -52,8 +52,8 @@ def precision_of(settings: Settings) -> Literal["bfloat16", "float32"]:
 def method_of(settings: Settings, counts: np.ndarray, steps: int, optimizer: Any = None) -> Method:
     """The method with its constants as arrays, so that one program serves them all.
 
-    `counts` are the training rows of each group, `steps` those of the whole run; `optimizer`
-    stands for the one that the settings name.
+    `counts` are the training rows of each group, `steps` the steps of the whole run; `optimizer`
+    replaces the one that the settings name.
     """
     s, number = settings, lambda value: jnp.asarray(value, jnp.float32)
     if optimizer is None and s.optimizer != "none":
@@ -75,14 +75,10 @@ def method_of(settings: Settings, counts: np.ndarray, steps: int, optimizer: Any
             step_q=number(s.step_q),
             **shared,
         )
+    names = ("rho", "smoothness", "diameter", "epsilon", "tau", "theta")
     return BilevelDRO(
         len(counts),
-        rho=number(s.rho),
-        smoothness=number(s.smoothness),
-        diameter=number(s.diameter),
-        epsilon=number(s.epsilon),
-        tau=number(s.tau),
-        theta=number(s.theta),
+        **{name: number(getattr(s, name)) for name in names},
         eta=number(1.0 if s.eta is None else s.eta),
         iterations=s.iterations,
         optimizer=optimizer,

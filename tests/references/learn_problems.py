@@ -9,7 +9,7 @@ import pytest
 from bilevax.learn import datasets
 from bilevax.learn.table import encoder
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def blobs(n=200, d=5, classes=2, seed=0):

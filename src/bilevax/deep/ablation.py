@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from bilevax.deep.build import images_of
 from bilevax.deep.devices import first
-from bilevax.deep.files import write_json
+from bilevax.deep.factories import images_of
 from bilevax.deep.pixels import Images
 from bilevax.deep.settings import Settings
-from bilevax.deep.train import Diverged, train
+from bilevax.deep.training import Diverged, train
+from bilevax.files import write_json
 
 #: The grid of the paper, whose own choice is the middle of each.
 GRID: dict[str, tuple[float, ...]] = {
@@ -29,11 +29,11 @@ def ablate(
 ) -> dict[str, Any]:
     """Train once for every value of the grid, with the middle values of the others.
 
-    Each run has a folder in `settings.out`; one that is there is taken up or, if it is at its end,
-    only judged, so an ablation that was stopped goes on. Writes ablation.json.
+    Each run has a folder in `settings.out`. A run that was begun is resumed, and a finished one is
+    only judged, so a stopped ablation can be continued. Writes ablation.json.
     """
     if settings.method != "bilevel":
-        raise ValueError(f"the ablation is of the bilevel method, not of {settings.method}")
+        raise ValueError(f"the ablation needs the bilevel method, not {settings.method}")
     for name, values in grid.items():
         if not values:
             raise ValueError(f"{name} has no values to try")
@@ -55,7 +55,7 @@ def ablate(
 
 
 def one(settings: Settings, images: Images, show: bool) -> dict[str, Any]:
-    """What one run came to; that it diverged, too."""
+    """The accuracies of one run, or the message that it diverged."""
     try:
         accuracy = train(settings, resume=True, images=images, show=show).results["accuracy"]
     except Diverged as error:

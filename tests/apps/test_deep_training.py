@@ -8,11 +8,6 @@ import os
 import random
 import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -21,8 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from PIL import Image
-from safetensors.numpy import load_file
 
 from bilevax.cli import main
 from bilevax.deep import (
@@ -33,79 +26,39 @@ from bilevax.deep import (
     encoder,
     evaluate,
     load_encoder,
+    networks,
+    stationarity,
     train,
+    training,
 )
 from bilevax.deep import checkpoints as checkpoints_module
-from bilevax.deep.build import METHODS, images_of, model_of
+from bilevax.deep.batches import Rows
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices
-from bilevax.deep.feed import Feed, Rows, View
+from bilevax.deep.factories import METHODS, images_of, method_of, model_of
+from bilevax.deep.feed import Feed, View
 from bilevax.deep.optimizers import direction
 from bilevax.deep.settings import from_dict, read_settings
 from bilevax.deep.tables import SPLITS
-from bilevax.deep.train import Run
-
-# The function of this name hides the module.
-train_module = sys.modules["bilevax.deep.train"]
-
-SIDE = 8
-#: Images of each group in train, validation and test.
-COUNTS = {"train": (12, 3, 3, 10), "validation": (4, 3, 3, 4), "test": (5, 3, 4, 3)}
+from bilevax.deep.training import Run
+from deep_runs import COUNTS, arrays, same, settings, small_cnn, write_images
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module", autouse=True)
+def small():
+    """A small network and few minibatches for certificates: most of the time is compilation."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(networks.ENCODERS, "cnn", small_cnn)
+        patch.setattr(stationarity, "BATCHES", 4)
+        yield
+
+
+@pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Pictures whose upper half tells the label and whose lower half tells the group."""
-    folder = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    rows = []
-    for split, counts in COUNTS.items():
-        for group, count in enumerate(counts):
-            label, place = divmod(group, 2)
-            for i in range(count):
-                pixels = rng.integers(0, 80, (SIDE, SIDE, 3))
-                pixels[: SIDE // 2, :, 0] += 100 * label
-                pixels[SIDE // 2 :, :, 2] += 100 * place
-                name = f"{split}-{group}-{i}.png"
-                Image.fromarray(pixels.astype(np.uint8)).save(folder / name)
-                rows.append([name, f"class {label}", f"{label} at {place}", split])
-    with (folder / "images.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["filename", "label", "group", "split"], *rows])
-    return folder / "images.csv"
+    return write_images(tmp_path_factory.mktemp("images"))
 
 
-def settings(data: Path, out: Path, **changes) -> Settings:
-    known = {"network": "cnn", "size": SIDE, "batch": 8, "epochs": 3, "chunk": 2, "augment": True}
-    return Settings(data=data, out=out, **{**known, **changes})
-
-
-def arrays(folder: Path) -> dict[str, np.ndarray]:
-    return load_file(folder / "model.safetensors")
-
-
-def same(a: Path, b: Path) -> None:
-    """Both runs ended at the same bits: best model, last state, and what was measured."""
-    one, other = arrays(a), arrays(b)
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-    last = [sorted((f / "checkpoints").glob("step-*"))[-1] for f in (a, b)]
-    assert last[0].name == last[1].name
-    states = [Checkpoints(f / "checkpoints").last(state_like(f)) for f in (a, b)]
-    for one, other in zip(*(jax.tree.leaves(saved.state) for saved in states), strict=True):
-        np.testing.assert_array_equal(one, other)
-    found = [json.loads((f / "results.json").read_text()) for f in (a, b)]
-    assert found[0]["history"] == found[1]["history"]
-    assert found[0]["accuracy"] == found[1]["accuracy"]
-    assert found[0]["best_step"] == found[1]["best_step"]
-
-
-def state_like(folder: Path):
-    own = from_dict(json.loads((folder / "settings.json").read_text()), "here")
-    return Run(own, images_of(own)).state
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
     """One uninterrupted run."""
     out = tmp_path_factory.mktemp("run") / "whole"
@@ -131,6 +84,10 @@ def test_a_run_leaves_results_a_model_checkpoints_and_logs(trained):
     worst = [epoch["validation"]["worst"] for epoch in results["history"]]
     assert results["accuracy"]["validation"]["worst"] == max(worst)
     assert results["best_step"] == results["history"][int(np.argmax(worst))]["step"]
+    found = results["stationarity"]
+    lines = ("stationarity", "response_x2", "response_z1", "response_z2", "gap")
+    assert found["epsilon"] == max(found[name] for name in lines) >= found["estimated_epsilon"]
+    assert (found["confidence"], found["batches"], found["rho"]) == (0.95, 4, 1)
 
 
 def test_the_saved_model_is_the_one_that_was_judged(trained, data):
@@ -162,6 +119,7 @@ def trained_settings(trained) -> Settings:
 def test_evaluate_repeats_what_training_found(trained):
     found = evaluate(folder_of(trained))
     assert found["accuracy"] == trained.results["accuracy"]
+    assert found["stationarity"] == trained.results["stationarity"]
     last = evaluate(folder_of(trained), checkpoint="last")
     assert last["step"] == trained.results["steps"]
 
@@ -178,6 +136,7 @@ def test_evaluate_on_other_groups_and_on_other_classes(trained, data, tmp_path):
     write(lambda row: [*row[:2], row[1], row[3]])  # groups are the classes
     found = evaluate(folder_of(trained), data=table)
     assert found["groups"] == ["class 0", "class 1"]
+    assert found["stationarity"] is None  # the weights are of other groups
     for split, counts in COUNTS.items():
         were = trained.results["accuracy"][split]
         assert found["accuracy"][split]["average"] == were["average"]
@@ -185,7 +144,7 @@ def test_evaluate_on_other_groups_and_on_other_classes(trained, data, tmp_path):
         both = weighted / np.reshape(counts, (2, 2)).sum(axis=1)
         np.testing.assert_allclose(found["accuracy"][split]["groups"], both)
     write(lambda row: [row[0], row[2], *row[2:]])  # classes are the groups
-    with pytest.raises(ValueError, match=r"tells class 0, class 1 apart, but .* 0 at 0, 0 at 1"):
+    with pytest.raises(ValueError, match=r"classes class 0, class 1, but .* 0 at 0, 0 at 1"):
         evaluate(folder_of(trained), data=table)
 
 
@@ -216,7 +175,7 @@ def test_stopped_ten_times_at_random_and_resumed_is_the_same_run(trained, tmp_pa
         return called
 
     monkeypatch.setattr(Feed, "advance", dying(Feed.advance))
-    for name in ("_write_arrays", "_digests", "_replace"):
+    for name in ("_write_arrays", "_digests", "write_json"):
         monkeypatch.setattr(checkpoints_module, name, dying(getattr(checkpoints_module, name)))
     stops = 0
     for stop in range(200):
@@ -231,52 +190,6 @@ def test_stopped_ten_times_at_random_and_resumed_is_the_same_run(trained, tmp_pa
             stops += 1
     assert stops >= 10
     same(own.out, folder_of(trained))
-
-
-KILLS = [pytest.param(2, id="two"), pytest.param(10, id="ten", marks=pytest.mark.long)]
-
-
-@pytest.mark.parametrize("kills", KILLS)
-def test_killed_processes_are_taken_up_where_they_were(kills, data, tmp_path):
-    """Real processes: SIGKILL, and SIGTERM once, which saves first and says how to go on."""
-    rng, out, epochs = random.Random(kills), tmp_path / "run", 8 * kills
-    whole = settings(data, tmp_path / "whole", epochs=epochs)
-    train(whole, show=False)
-    command = [
-        sys.executable, "-m", "bilevax", "deep", "train", str(data), "--out", str(out),
-        "--network", "cnn", "--size", str(SIDE), "--batch", "8", "--epochs", str(epochs),
-        "--chunk", "2", "--augment", "--resume",
-    ]  # fmt: skip
-    environment = {
-        **os.environ,
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    for kill in range(kills + 1):
-        before = Checkpoints(out / "checkpoints").steps()
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        if kill < kills:
-            # Once it has gone a step farther, at a random moment; the end is far away.
-            wait_for(lambda b=before: Checkpoints(out / "checkpoints").steps()[-1:] > b[-1:])
-            time.sleep(rng.uniform(0, 0.3))
-            process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-        said, _ = process.communicate(timeout=120)
-        if kill == 0:
-            assert process.returncode == 130, said
-            assert "--resume" in said
-        elif kill < kills:
-            assert process.returncode == -signal.SIGKILL, said
-    assert process.returncode == 0, said
-    same(out, whole.out)
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_finished_run_that_is_resumed_is_only_judged_again(trained, tmp_path):
@@ -312,12 +225,24 @@ def test_being_stopped_between_epochs_keeps_the_best(trained, tmp_path, monkeypa
         asked.append(steps[-1:] == [best])
         return asked[-2:] == [True, True]  # not by the look after the save, but by the next
 
-    monkeypatch.setattr(train_module, "any_of", any_of)
+    monkeypatch.setattr(training, "any_of", any_of)
     with pytest.raises(Interrupted) if best < trained.results["steps"] else nullcontext():
         train(own, show=False)
     monkeypatch.undo()
     train(own, resume=True, show=False)
     same(own.out, folder_of(trained))
+
+
+def test_a_run_of_an_earlier_version_is_evaluated_but_not_resumed(trained, tmp_path, monkeypatch):
+    """Its batches were others. It is told by what its checkpoints lack."""
+    shutil.copytree(folder_of(trained), tmp_path / "run")
+    own = dataclasses.replace(trained_settings(trained), out=tmp_path / "run")
+    about = Checkpoints.about
+    older = lambda self, which="last": {**about(self, which), "sampler": None}
+    monkeypatch.setattr(Checkpoints, "about", older)
+    with pytest.raises(ValueError, match=r"an earlier version .* train into another folder"):
+        train(own, resume=True, show=False)
+    assert evaluate(own.out)["accuracy"] == trained.results["accuracy"]
 
 
 def test_other_rows_are_no_continuation(trained, data, tmp_path):
@@ -345,13 +270,13 @@ def test_a_run_that_saved_nothing_claims_no_folder(data, tmp_path):
 
 def test_any_optax_transformation_takes_the_steps(data, tmp_path):
     """SGD of ours against optax's own."""
-    plain = settings(data, tmp_path / "a", epochs=1, learning_rate=0.02)
-    train(plain, show=False)
-    own = settings(data, tmp_path / "b", epochs=1)
-    train(own, optimizer=optax.sgd(0.02, momentum=0.9), show=False)
-    one, other = arrays(plain.out), arrays(own.out)
-    for name in one:
-        np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-6)
+    own = settings(data, tmp_path, epochs=1, learning_rate=0.02)
+    optimizers, ends = (None, optax.sgd(0.02, momentum=0.9)), []
+    for optimizer in optimizers:
+        run = Run(own, images_of(own), optimizer)
+        ends.append(run.method.model(run.feed.advance(run.method, run.state, 0, 3)))
+    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(trained, tmp_path, monkeypatch, capsys):
@@ -457,36 +382,6 @@ def test_a_batch_that_devices_cannot_share_is_refused(data, monkeypatch):
         Feed(images, rows, View((8, 8), "float32", False, 8), Devices(), 0, steps=1, chunk=1)
 
 
-def test_four_devices_of_two_processes_train_together(trained, data, tmp_path):
-    """As one would on two hosts: the answer is that of one device, up to rounding."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    out = tmp_path / "run"
-    command = [
-        sys.executable, "-m", "bilevax", "deep", "train", str(data), "--out", str(out),
-        "--network", "cnn", "--size", str(SIDE), "--batch", "8", "--epochs", "1", "--chunk", "2",
-        "--augment", "--coordinator", f"localhost:{port}", "--processes", "2",
-    ]  # fmt: skip
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    processes = [
-        subprocess.Popen(
-            [*command, "--process", str(i)], env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=180)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    results = json.loads((out / "results.json").read_text())
-    assert results["devices"] == 4
-    assert "worst group" in said[0]
-    assert "worst group" not in said[1]
-    first = trained.results["history"][0]
-    np.testing.assert_allclose(results["history"][0]["loss"], first["loss"], rtol=1e-3)
-    np.testing.assert_allclose(results["history"][0]["weights"], first["weights"], atol=1e-3)
-
-
 # Settings
 
 
@@ -497,12 +392,12 @@ def test_settings_from_a_file_with_flags_before_it(data, tmp_path, capsys):
     assert (known.network, known.epochs, known.learning_rate) == ("cnn", 9, 1.0)
     out = tmp_path / "out"
     said = run_main(
-        capsys, "train", str(data), "--config", str(file), "--epochs", "1", "--method", "erm",
-        "--learning-rate", "0.01", "--out", str(out),
+        capsys, "train", str(data), "--config", str(file), "--epochs", "1", "--augment",
+        "--method", "group-dro", "--learning-rate", "0.01", "--out", str(out),
     )  # fmt: skip
     assert "worst group" in said
     kept = read_settings(out / "settings.json")
-    assert (kept.epochs, kept.batch, kept.method, kept.learning_rate) == (1, 8, "erm", 0.01)
+    assert (kept.epochs, kept.batch, kept.method, kept.learning_rate) == (1, 8, "group-dro", 0.01)
 
 
 BAD_FILES = {
@@ -544,7 +439,7 @@ def test_every_setting_goes_through_json_and_back():
 @pytest.mark.parametrize("name", ["waterbirds", "celeba", "dominoes"])
 def test_the_files_of_settings_in_examples_are_whole(name):
     """The paper's constants as MATH and paper have them: ρ, L, D, ε, τ, θ, T, η, λ, batch."""
-    s = read_settings(Path(__file__).parent.parent / "examples" / "deep" / f"{name}.toml")
+    s = read_settings(Path(__file__).parents[2] / "examples" / "deep" / f"{name}.toml")
     if name == "dominoes":
         assert (s.method, s.correlation) == ("bilevel", 0.99)
         return
@@ -580,12 +475,12 @@ def test_pretrained_weights_are_where_training_begins(trained, data):
     np.testing.assert_array_equal(norm.running_var, stored["layers.0.1.running_var"])
 
 
-def test_frozen_statistics_stay(data, tmp_path):
-    run = Run(settings(data, tmp_path, batch_norm="frozen"), images_of(settings(data, tmp_path)))
-    before = [np.asarray(norm.running_mean) for _, norm in run.state.encoder.layers]
-    moved = run.feed.advance(run.method, run.state, 0, 2)
-    for mean, (_, norm) in zip(before, moved.encoder.layers):
-        np.testing.assert_array_equal(norm.running_mean, mean)
+@pytest.mark.parametrize("name", METHODS)
+def test_frozen_statistics_are_the_running_ones(name, tmp_path):
+    """With which an encoder returns itself as it was (see test_deep_networks)."""
+    for batch_norm, statistics in (("frozen", "running"), ("batch", "batch")):
+        own = Settings(out=tmp_path, method=name, batch_norm=batch_norm)
+        assert method_of(own, np.ones(4), 1).statistics == statistics
 
 
 # The commands
@@ -601,15 +496,16 @@ def run_main(capsys, *args: str, code: int = 0) -> str:
 
 def test_train_evaluate_and_ablate_from_the_command_line(data, tmp_path, capsys):
     out = tmp_path / "run"
-    short = ["--network", "cnn", "--size", "8", "--batch", "8", "--epochs", "1"]
+    short = ["--network", "cnn", "--size", "8", "--batch", "8", "--epochs", "1", "--augment"]
     said = run_main(capsys, "train", str(data), *short, "--out", str(out), "--method", "group-dro")
     assert "worst group" in said
     assert "0 at 1" in said
+    assert re.search(r"\nThe head is ε-stationary with ε ≤ [\d.]+, with probability 95 %", said)
     said = run_main(capsys, "evaluate", str(out), "--json", str(tmp_path / "found.json"))
     assert "worst group" in said
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["accuracy"] == json.loads((out / "results.json").read_text())["accuracy"]
-    grid = ["--rhos", "1", "2", "--smoothnesses", "10", "--etas", "1"]
+    grid = ["--rhos", "1", "2", "--smoothnesses", "10", "--etas", "1", "--optimizer", "sgd"]
     said = run_main(capsys, "ablate", str(data), *short, *grid, "--out", str(tmp_path / "grid"))
     assert said.count(" %") == 8
     runs = json.loads((tmp_path / "grid" / "ablation.json").read_text())["runs"]
@@ -624,8 +520,8 @@ def test_train_evaluate_and_ablate_from_the_command_line(data, tmp_path, capsys)
         assert results["accuracy"]["validation"]["worst"] == run["validation"]["worst"]
 
 
-def test_an_ablation_that_was_stopped_goes_on(data, tmp_path, monkeypatch):
-    own = settings(data, tmp_path / "whole", epochs=1, tau=1e-3, iterations=2)
+def test_a_stopped_ablation_continues(data, tmp_path, monkeypatch):
+    own = settings(data, tmp_path / "whole", epochs=1)
     grid = {"rho": (1.0, 2.0), "smoothness": (10.0,), "eta": (1.0,)}
     whole = ablate(own, grid, show=False)
     part = dataclasses.replace(own, out=tmp_path / "part")
@@ -690,7 +586,7 @@ def test_bad_data_is_told_before_anything_is_written(how, data, tmp_path, capsys
 def test_an_image_that_breaks_amid_a_streamed_run_costs_no_checkpoint(data, tmp_path, capsys):
     table, out = broken(data, tmp_path / "data", ""), tmp_path / "out"
     args = ["train", str(table), "--size", "8", "--network", "cnn", "--batch", "8", "--chunk", "2"]
-    args += ["--memory-gb", "1e-6", "--out", str(out)]
+    args += ["--memory-gb", "1e-6", "--out", str(out), "--augment"]
     run_main(capsys, *args, "--epochs", "1")
     kept = sorted((out / "checkpoints").iterdir())
     (table.parent / "train-1-0.png").write_bytes(b"no picture")
@@ -700,7 +596,7 @@ def test_an_image_that_breaks_amid_a_streamed_run_costs_no_checkpoint(data, tmp_
 
 
 def test_bad_calls_are_answered_by_a_sentence(data, tmp_path, capsys):
-    assert "which data" in run_main(capsys, "train", code=2)
+    assert "no data given" in run_main(capsys, "train", code=2)
     assert "go together" in run_main(capsys, "train", str(data), "--processes", "2", code=2)
     assert "no run" in run_main(capsys, "evaluate", str(tmp_path), code=2)
     file = tmp_path / "file"

@@ -72,15 +72,19 @@ def batch_norm(x, arrays, name, statistics, moved):
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
 
 
-def resnet(name, arrays, images, statistics):
-    """Features, and the running statistics after this batch, by name."""
+def resnet(arrays, images, statistics):
+    """Features, and the running statistics after this batch, by name.
+
+    The blocks are those that the arrays name: with a third convolution they are bottlenecks.
+    """
     relu, moved = lambda v: np.maximum(v, 0), {}
     norm = lambda v, at: batch_norm(v, arrays, at, statistics, moved)
     x = max_pool(relu(norm(conv(images, arrays["conv1.weight"], 2), "bn1")))
-    for stage, depth in enumerate(DEPTHS[name], 1):
+    for stage in (1, 2, 3, 4):
+        depth = sum(f"layer{stage}.{place}.conv1.weight" in arrays for place in range(9))
         for place in range(depth):
             at, stride = f"layer{stage}.{place}", 2 if stage > 1 and place == 0 else 1
-            strides = (1, stride, 1) if name == "resnet50" else (stride, 1)
+            strides = (1, stride, 1) if f"{at}.conv3.weight" in arrays else (stride, 1)
             y = x
             for number, step in enumerate(strides, 1):
                 y = norm(conv(y, arrays[f"{at}.conv{number}.weight"], step), f"{at}.bn{number}")

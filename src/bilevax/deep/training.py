@@ -1,4 +1,4 @@
-"""The training run: epochs of compiled chunks, checkpoints between them, and a table at the end."""
+"""The training run: epochs of compiled chunks of steps, with checkpoints between them."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from bilevax.deep.build import METHODS, images_of, method_of, model_of, precision_of
+from bilevax.deep.batches import Rows
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices, first
-from bilevax.deep.feed import Feed, Rows, View
-from bilevax.deep.files import holds_anything, read_run, write_json
+from bilevax.deep.evaluation import judged_on_all
+from bilevax.deep.factories import METHODS, images_of, method_of, model_of, precision_of
+from bilevax.deep.feed import Feed, View
 from bilevax.deep.log import Log
 from bilevax.deep.networks import Model
 from bilevax.deep.pixels import Images
-from bilevax.deep.settings import Settings, check_same_run
-from bilevax.deep.tables import SPLITS
+from bilevax.deep.settings import SETTINGS, Settings, check_same_run
 from bilevax.deep.weights import save_model
+from bilevax.files import write_json
 
-#: Passes of the encoder over the rows of a batch, in one step of any of the methods.
+#: Passes of the encoder over the rows of a batch, in one step of any method.
 PASSES = {"forward": 1, "backward": 1}
+#: How rows are drawn. Runs of bilevax 0.1.0 drew others, and their checkpoints do not say.
+SAMPLER = "swap-or-not"
 
 
 class Interrupted(Exception):
-    """Asked to stop: the checkpoint is written, and `resume` goes on from it."""
+    """The run was asked to stop. Its checkpoint is written, and `resume` continues from it."""
 
 
 class Diverged(ValueError):
-    """The loss is no longer finite; what was saved before is."""
+    """The loss is no longer finite. The checkpoints were saved while it was."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The best model by its worst group on the validation rows, and all that is known of it."""
+    """The model with the best worst group on the validation rows, and what results.json has."""
 
     model: Model
     results: dict[str, Any]
@@ -56,16 +60,16 @@ def train(
     optimizer: Any = None,
     show: bool = True,
 ) -> Trained:
-    """Train into the folder `settings.out`; with `resume`, go on from its last checkpoint.
+    """Train into the folder `settings.out`; with `resume`, continue from its last checkpoint.
 
     The folder gets settings.json, checkpoints/, logs/ (TensorBoard), results.json and
     model.safetensors. Batches, augmentation and first parameters follow from the seed and the
-    number of the step, so that a run that is killed and resumed takes the steps that it would have
-    taken. `images` spares reading the data again; `optimizer`, any optax transformation, takes the
+    number of the step, so a run that is killed and resumed takes the steps that it would have
+    taken. `images` saves reading the data again; `optimizer`, any optax transformation, takes the
     network's steps instead of the one that the settings name.
     """
     for package in ("orbax.checkpoint", "safetensors.numpy", "tensorboardX"):
-        importlib.import_module(package)  # what is missing shall show before the first step
+        importlib.import_module(package)  # a missing package must show before the first step
     settings = dataclasses.replace(settings, precision=precision_of(settings))
     images = images_of(settings) if images is None else images
     run = Run(settings, images, optimizer)
@@ -83,7 +87,7 @@ def train(
 
 
 class Run:
-    """Where a training run stands."""
+    """A training run: its method, its state, and how far it is."""
 
     def __init__(self, settings: Settings, images: Images, optimizer: Any = None):
         self.settings, self.images = settings, images
@@ -108,8 +112,8 @@ class Run:
         self.history: list[dict[str, Any]] = []
 
     def open_folder(self, resume: bool) -> None:
-        """Take up the run in the folder, or begin one where there is none."""
-        out, known = self.settings.out, self.settings.out / "settings.json"
+        """Resume the run in the folder, or begin one where there is none."""
+        out, known = self.settings.out, self.settings.out / SETTINGS
         if out.exists() and not out.is_dir():
             raise ValueError(f"{out} is a file, not a folder")
         if not resume:
@@ -119,18 +123,23 @@ class Run:
                     "it with --resume"
                 )
         elif self.checkpoints.steps():
-            check_same_run(self.settings, read_run(out), str(out))
-            self._take_up()
+            check_same_run(self.settings)
+            self._resume()
         elif holds_anything(out) and not known.is_file():
             raise ValueError(f"the folder {out} holds no run: there is no {known.name}")
-        if jax.process_count() > 1:  # all look before the first one writes
+        if jax.process_count() > 1:  # all processes look before the first one writes
             multihost_utils.sync_global_devices("the folder is as it was")
         if first():
             out.mkdir(parents=True, exist_ok=True)
             write_json(known, self.settings.as_dict())
 
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
         about = self.checkpoints.about("last") or {}
+        if about.get("sampler") != SAMPLER:
+            raise ValueError(
+                f"{self.settings.out} was trained by an earlier version of bilevax, which drew "
+                "other batches; it can be evaluated, but not resumed: train into another folder"
+            )
         if about.get("data") != self._data():
             raise ValueError(
                 f"{self.settings.out} was trained with other images than {self.settings.data} now "
@@ -142,7 +151,7 @@ class Run:
         self.history, self.seconds, self.rate = about["history"], about["seconds"], about["rate"]
 
     def _data(self) -> str:
-        """A digest of what the data says of each row, and of its order: it sets the batches."""
+        """A digest of the labels, groups and splits of all rows in order, which set the batches."""
         images = self.images
         digest = hashlib.sha256(repr((images.classes, images.groups, images.size)).encode())
         for column in (images.label, images.group, images.split):
@@ -150,7 +159,7 @@ class Run:
         return digest.hexdigest()
 
     def epochs(self, log: Log, asked: threading.Event) -> None:
-        """All steps that are left, or until patience is at its end."""
+        """Take all steps that are left, or stop early when patience runs out."""
         every = self.settings.save_every or self.per_epoch
         while self.step < self.total and not self._out_of_patience():
             saved = self.step
@@ -168,7 +177,7 @@ class Run:
                 self._save(best=ended and self._since_best() == 0)
             if any_of(asked):
                 raise Interrupted(
-                    f"stopped after step {self.step}; go on with the same command and --resume"
+                    f"stopped after step {self.step}; continue with the same command and --resume"
                 )
 
     def _advance(self, count: int, log: Log) -> None:
@@ -184,7 +193,7 @@ class Run:
     def _check_finite(self, loss: float) -> None:
         if not np.isfinite(loss):
             kept = self.checkpoints.steps()
-            where = f"the last checkpoint is of step {kept[-1]}" if kept else "none is saved yet"
+            where = f"the last checkpoint is step {kept[-1]}" if kept else "there is no checkpoint"
             raise Diverged(
                 f"the loss is {loss} by step {self.step}: the run diverged ({where}); lower the "
                 "learning rate, tau or rho"
@@ -198,7 +207,7 @@ class Run:
         self.history.append({"step": self.step, "validation": found, **seen})
 
     def _since_best(self) -> int:
-        """Epochs since the best worst group; of equals the first counts."""
+        """Epochs since the best worst group; among equals the first is the best."""
         worst = [epoch["validation"]["worst"] for epoch in self.history]
         return len(worst) - 1 - int(np.argmax(worst)) if worst else 0
 
@@ -212,6 +221,7 @@ class Run:
             "classes": list(self.images.classes),
             "groups": list(self.images.groups),
             "data": self._data(),
+            "sampler": SAMPLER,
             "history": self.history,
             "seconds": self.seconds,
             "rate": self.rate,
@@ -219,13 +229,15 @@ class Run:
         self.checkpoints.save(self.step, self.state, about, best=best)
 
     def concluded(self) -> Trained:
-        """Judge the best model on every split, and write what was found."""
+        """Judge the best model on every split, and write the results."""
         saved = self.checkpoints.best(self.state)
         assert saved is not None
         model = self.method.model(saved.state)
+        if first():
+            save_model(model, self.settings.out / "model.safetensors")
         results = {
             "settings": self.settings.as_dict(),
-            **judged_on_all(self.feed, model),
+            **judged_on_all(self.feed, self.method, saved.state),
             "best_step": saved.step,
             "steps": self.step,
             "early_stop": self.step < self.total,
@@ -239,30 +251,27 @@ class Run:
         }
         if first():
             write_json(self.settings.out / "results.json", results)
-            save_model(model, self.settings.out / "model.safetensors")
         return Trained(model, results)
 
 
-def judged_on_all(feed: Feed, model: Model) -> dict[str, Any]:
-    images = feed.images
-    return {
-        "data": images.name,
-        "groups": list(images.groups),
-        "counts": {split: row.tolist() for split, row in zip(SPLITS, images.counts)},
-        "accuracy": {split: feed.judge(model, split) for split in SPLITS},
-    }
+def holds_anything(folder: Path) -> bool:
+    """Whether a folder holds more than the leftovers of a failed write."""
+    return folder.exists() and any(not path.name.endswith("~") for path in folder.iterdir())
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """Set when the process is asked to end: the chunk under way is finished and saved first."""
+    """An event that is set when the process is asked to end, by Ctrl-C or SIGTERM.
+
+    The run then finishes and saves its chunk of steps. Asked twice, it ends at once.
+    """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
 
     def ask(number: int, frame: Any) -> None:
-        if asked.is_set():  # twice: at once
+        if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
 
@@ -275,7 +284,7 @@ def stopping() -> Iterator[threading.Event]:
 
 
 def any_of(asked: threading.Event) -> bool:
-    """Whether any process was asked to stop: then all do, at the same step."""
+    """Whether any process was asked to stop; then all stop, at the same step."""
     if jax.process_count() == 1:
         return asked.is_set()
     return bool(np.any(multihost_utils.process_allgather(np.asarray(asked.is_set()))))

@@ -4,14 +4,10 @@ import gc
 import io
 import itertools
 import math
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -22,9 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-import bilevax as bx
 from bilevax.data import Arrays, DataError, Host, LevelBatch, Levels, Source, Stratified
 from bilevax.data.checks import numeric
+from bilevax.data.shuffle import permuted
+from bilevax.data.source import as_key
+from bilevax.deep.batches import Batches
 
 GROUPS = np.array([0, 2, 1, 1, 2, 1, 1, 0, 1, 1, 2])  # sizes 2, 6, 3
 
@@ -203,7 +201,7 @@ def test_many_keys_are_refused():
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("position", [0, 3, 4, 9])
+@pytest.mark.parametrize("position", [0, 4, 9])
 def test_a_saved_state_goes_on_identically_with_a_new_source(name, position):
     source = make_source(name)
     _, expected = drawn(source, source.init(5), position + 6)
@@ -345,7 +343,7 @@ def test_shares_are_equal_and_the_remainder_goes_to_the_largest_groups():
         ({"groups": [0, -1, 0, 1]}, ValueError, r"must be ≥ 0, but groups\[1\] is -1"),
         ({"groups": [0, 1]}, ValueError, "groups must be 4 whole numbers, one per sample"),
         ({"groups": [0.0, 1, 0, 1]}, ValueError, "dtype float64"),
-        ({"groups": [0, 1, 2, 1], "batch": 2}, ValueError, "batch must be at least the 3 groups"),
+        ({"groups": [0, 1, 2, 1], "batch": 2}, ValueError, "batch must be at least 3"),
         ({"groups": [0, 1, 0, 1], "batch": 2.5}, TypeError, "batch must be a whole number"),
         ({"groups": [0, 1, 0, 1], "per_group": [1]}, ValueError, "each of 2 groups, not 1"),
         ({"groups": [0, 1, 0, 1], "per_group": [1, 0]}, ValueError, r"per_group\[1\] must be a"),
@@ -354,6 +352,83 @@ def test_shares_are_equal_and_the_remainder_goes_to_the_largest_groups():
 def test_bad_groups_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         Stratified(samples(4), **options)
+
+
+# The same rows on the host
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 5), st.data())
+@settings(max_examples=25, deadline=None)
+def test_batches_on_the_host_have_every_row_once_an_epoch(sizes, extra, data):
+    """Batch i follows from the key and i alone, whatever was asked for before."""
+    groups = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    rows = 1000 + np.arange(len(groups))
+    stratified = data.draw(st.booleans())
+    batch = len(sizes) + extra
+    make = lambda key: Batches(rows, batch, key, groups if stratified else None)
+    batches = make(3)
+    assert len(batches) == -(-len(rows) // batch)
+    taken = batches.several(0, 24)
+    assert taken.dtype == np.int32
+    ends = np.cumsum(batches.per_group)[:-1]
+    for group, part in enumerate(np.split(taken, ends, axis=1)):
+        members = rows[groups == group] if stratified else rows
+        stream = part.reshape(-1)
+        epochs = stream[: len(stream) // len(members) * len(members)].reshape(-1, len(members))
+        assert np.array_equal(np.sort(epochs), np.tile(members, (len(epochs), 1)))
+    again = make(3)
+    for i in (23, 7, 8, 0):
+        assert np.array_equal(again[i], taken[i])
+    assert np.array_equal(again.several(5, 9), taken[5:14])
+
+
+def test_the_host_draws_the_rows_that_programs_draw():
+    """Beyond the first epochs, and with a key of more than 31 bits."""
+    key, numbers = 2**32 - 1, np.arange(11)
+    for name in ("arrays", "stratified"):
+        source = make_source(name)
+        host = Batches(numbers, source.batch, key, GROUPS if name == "stratified" else None)
+        drawn_rows = indices(source, key, 9).reshape(9, -1)
+        assert np.array_equal(host.several(0, 9), drawn_rows)
+    upper, lower = jax.random.split(as_key(key))
+    source = Levels(Stratified(samples(11), groups=GROUPS, batch=7), Arrays(samples(11), 4))
+    batches = first_batches(source, 5, key)
+    above, below = Batches(numbers, 7, upper, GROUPS), Batches(numbers, 4, lower)
+    for i, batch in enumerate(batches):
+        assert np.array_equal(batch.upper["i"], above[i])
+        assert np.array_equal(batch.lower["i"], below[i])
+
+
+def test_permutations_are_the_same_far_into_a_stream():
+    """Where the epoch no longer fits 31 bits, NumPy and JAX wrap around alike."""
+    keys = np.array([[1, 2], [3, 4]], np.uint32)
+    epochs = np.array([5, 2**31 + 7]).astype(np.int32, casting="unsafe")
+    given = (np.array([0, 70_000]), np.array([9, 70_001]), keys, epochs)
+    found = permuted(*given, 56)
+    assert isinstance(found, np.ndarray)
+    assert np.array_equal(found, permuted(*(jnp.asarray(a) for a in given), 56))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"groups": np.arange(6) % 3, "batch": 2}, ValueError, "batch must be at least 3"),
+        ({"groups": [0, 0, 2, 2, 0, 0]}, ValueError, "group 1 has no sample"),
+        ({"groups": [0, 1]}, ValueError, "groups must be 6 whole numbers"),
+        ({"groups": [0, -1, 0, 0, 0, 0]}, ValueError, r"must be ≥ 0, but groups\[1\] is -1"),
+        ({"rows": np.array([], int)}, ValueError, "at least one row number"),
+        ({"batch": 0}, ValueError, "batch must be a whole number ≥ 1"),
+        ({"key": 0.5}, TypeError, "key must be"),
+    ],
+)
+def test_bad_batches_on_the_host_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        Batches(**({"rows": np.arange(6), "batch": 4} | options))
+
+
+def test_batches_on_the_host_are_numbered_from_zero():
+    with pytest.raises(IndexError, match="numbered from 0, not -1"):
+        Batches(np.arange(3), 2)[-1]
 
 
 # Levels
@@ -450,55 +525,6 @@ def test_numbers_of_all_kinds_are_samples():
 
 
 # Sharding
-
-
-SHARDED = """
-import jax, numpy as np, equinox as eqx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
-from bilevax.data import Arrays, Stratified
-assert len(jax.devices()) == 8
-data = {"i": np.arange(20), "x": np.arange(40.0).reshape(20, 2)}
-mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-rows = NamedSharding(mesh, P("data"))
-groups = np.arange(20) % 2
-scan = eqx.filter_jit(lambda s, state: jax.lax.scan(lambda c, _: s.draw(c), state, length=4)[1])
-for make in (
-    lambda **options: Arrays(data, 8, **options),
-    lambda **options: Stratified(data, groups=groups, batch=8, **options),
-):
-    plain, spread = make(), make(sharding=rows)
-    a, b = scan(plain, plain.init(0)), scan(spread, spread.init(0))
-    assert all(np.array_equal(a[k], b[k]) for k in data)
-    _, one = eqx.filter_jit(spread.draw)(spread.init(0))
-    assert one["x"].sharding.is_equivalent_to(rows, 2), one["x"].sharding
-    assert one["x"].addressable_shards[0].data.shape == (2, 2)
-explicit = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
-for refused, name in (
-    ((6, rows), "batch=6 rows of arrays['i']; its mesh axis must divide"),
-    ((8, NamedSharding(mesh, P("data", None))), "rank at least 2"),
-    ((8, NamedSharding(explicit, P("data"))), "must divide batch and be Auto"),
-):
-    try:
-        Arrays(data, refused[0], sharding=refused[1])
-    except ValueError as error:
-        assert name in str(error), error
-    else:
-        raise AssertionError(name)
-print("sharded")
-"""
-
-
-def test_sharded_batches_have_the_same_rows_on_eight_devices():
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    found = {"PYTHONPATH": os.pathsep.join([str(Path(bx.__file__).parents[1]), *sys.path])}
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SHARDED],
-        env=os.environ | flags | found,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.stdout.strip() == "sharded", run.stderr
 
 
 def test_what_is_no_sharding_is_refused():

@@ -1,7 +1,8 @@
-"""Reading an iterator ahead in a thread."""
+"""Items of an iterator, read by a thread before they are asked for."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import weakref
@@ -11,10 +12,10 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Ahead(Generic[Item]):
-    """The items of an endless iterator, up to `depth` of them read before they are asked for.
+class Prefetch(Generic[Item]):
+    """The items of an endless iterator, with up to `depth` of them read in advance.
 
-    What the iterator raises is raised where its item is asked for; nothing comes after that.
+    An exception of the iterator is raised where its item is asked for; no item follows it.
     """
 
     def __init__(self, items: Iterator[Item], depth: int):
@@ -45,14 +46,12 @@ def _fill(items: Iterator, into: queue.Queue, stop: threading.Event) -> None:
             into.put(item)
             if stop.is_set():
                 return
-    except BaseException as error:  # also what is not an Exception, or `get` would wait for ever
+    except BaseException as error:  # not only Exception, or `get` would wait for ever
         into.put(error)
 
 
 def _close(filled: queue.Queue, stop: threading.Event) -> None:
     stop.set()
-    try:
+    with contextlib.suppress(queue.Empty):
         while True:  # make room for the item with which the thread may be waiting
             filled.get_nowait()
-    except queue.Empty:
-        pass

@@ -1,0 +1,158 @@
+"""How stationary a trained head is, with the encoder frozen.
+
+A frozen encoder makes features of the images, and the features are data. What is left of a method's
+problem is one that bilevax certifies. L_g(h) is the mean cross entropy of the head h over the
+training rows of group g, V_g(h) that over the validation rows; there are G groups, K classes, and Δ
+is the simplex. Features are those of evaluation: no augmentation, running statistics.
+
+BilevelDRO, `eq:dro_nested` with x1 = η: ε-KKT of
+
+    min over η ≥ 1e-6 and (y1, y2), max over x2 in Δ of  Σ_g x2_g·V_g(y1),  where (y1, y2) is a
+    saddle point of  Σ_g y2_g·L_g(y1) − η/2·‖y2 − 1/G‖² + l2/2·‖y1‖²,  ‖y1‖ ≤ R, y2 in Δ,
+
+with the witnesses z1, z2 and ρ of the method's state. The ball changes nothing: whatever y2 is, the
+best head h has l2/2·‖h‖² ≤ log K, the value at h = 0, so it lies in the ball of radius
+√(2·log(K)/l2). R is at least that, and twice the norm of y1 and of z1, so that these are inside. A
+bounded domain is what makes the gap of a sampled certificate finite. Where l2 = 0 there is no such
+bound: the domain is unbounded, and the gap and ε are infinite.
+
+GroupDRO: ε-stationarity of (h, q) in
+
+    min over h, max over q in Δ of  Σ_g q_g·(L_g(h) + C/√n_g) − η/2·‖q − 1/G‖² + l2/2·‖h‖².
+
+ERM: the same with C = η = 0 and q fixed at n_g/n, which is the mean loss of all n rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+from jaxtyping import Array
+
+from bilevax.certificates import SampledCertificate, certify
+from bilevax.data import Levels, Stratified
+from bilevax.deep.bilevel import LEAST_ETA, BilevelDRO, BilevelState
+from bilevax.deep.group_dro import ERM, GroupDRO, WeightedState
+from bilevax.deep.methods import Method, cross_entropy, group_means
+from bilevax.deep.networks import scores
+from bilevax.deep.pixels import Images
+from bilevax.problems import BilevelProblem, MinimaxProblem, Point
+from bilevax.terms import Box, Free, L2Ball, Ridge, Simplex, Term
+from bilevax.trees import Tree
+
+#: Minibatches that a certificate draws, and the most rows and entries that one has.
+BATCHES, ROWS, ENTRIES = 128, 256, 1 << 18
+CONFIDENCE = 0.95
+
+
+def head_certificate(
+    method: Method, state: Any, images: Images, features: dict[str, np.ndarray]
+) -> dict[str, Any] | None:
+    """The lines of a `SampledCertificate` as plain numbers; None for a method of another kind.
+
+    `features` has those of the training and of the validation rows. What is infinite is None.
+    """
+
+    def source(split: str) -> Stratified:
+        rows = images.rows(split)
+        arrays = {"features": features[split], "label": images.label[rows]}
+        group, most = images.group[rows], min(ROWS, ENTRIES // features[split].shape[1], len(rows))
+        batch = max(most, len(images.groups))
+        return Stratified({**arrays, "group": group}, groups=group, batch=batch)
+
+    # Copies on one device: the arrays of a run may lie on many.
+    copy = lambda a: jnp.asarray(np.asarray(a)) if eqx.is_array(a) else a
+    local = lambda tree: jax.tree.map(copy, tree)
+    found = head_problem(local(method), local(state), source, images.counts[0])
+    if found is None:
+        return None
+    with jax.numpy_dtype_promotion("standard"):  # float32 data where float64 is the default
+        certificate = certify(*found, batches=BATCHES, confidence=CONFIDENCE)
+    assert isinstance(certificate, SampledCertificate)
+    numbers = {"kind": type(certificate.estimate).__name__, **certificate.as_dict()}
+    finite = lambda v: v if isinstance(v, str) or math.isfinite(v) else None
+    return {name: finite(value) for name, value in numbers.items()}
+
+
+def sentence(numbers: dict[str, Any]) -> str:
+    """One line for a person."""
+    kind = "ε-KKT" if numbers["kind"] == "KKTCertificate" else "ε-stationary"
+    shown = lambda name: "∞" if numbers[name] is None else f"{numbers[name]:.3g}"
+    probability = f"with probability {100 * numbers['confidence']:.0f} %"
+    estimate = f"estimate {shown('estimated_epsilon')}; encoder frozen"
+    return f"The head is {kind} with ε ≤ {shown('epsilon')}, {probability} ({estimate})."
+
+
+def weighted_loss(
+    groups: int, eta: Any, bonus: Any, head: Array, weights: Array, batch: Tree
+) -> Array:
+    """Σ_g w_g·(L_g(head) + bonus_g) − η/2·‖w − 1/G‖², with L_g the mean over the batch's rows."""
+    losses = cross_entropy(scores(batch["features"], head), batch["label"])
+    means = group_means(losses, batch["group"], groups)
+    far = jnp.sum((weights - 1 / groups) ** 2)
+    return jnp.sum(weights * (means + bonus)) - eta / 2 * far
+
+
+def upper(groups: int, x1: Array, x2: Array, y1: Array, y2: Array, batch: Tree) -> Array:
+    return weighted_loss(groups, 0.0, 0.0, y1, x2, batch)
+
+
+def lower(groups: int, x1: Array, y1: Array, y2: Array, batch: Tree) -> Array:
+    return weighted_loss(groups, x1, 0.0, y1, y2, batch)
+
+
+@functools.singledispatch
+def head_problem(method: Method, state: Any, source: Any, counts: np.ndarray) -> Any:
+    """The problem of a method with its encoder frozen, and the point that a state is.
+
+    `source` makes the source of a split's minibatches; `counts` are the training rows of groups.
+    """
+    return None
+
+
+@head_problem.register
+def _(method: BilevelDRO, state: BilevelState, source: Any, counts: np.ndarray) -> Any:
+    l2 = float(method.l2)
+    head: Term = Free()
+    if l2 > 0:
+        norms = [2 * float(jnp.linalg.norm(h)) for h in (state.y1, state.y.z1)]
+        head = Ridge(l2) + L2Ball(max(math.sqrt(2 * math.log(state.y1.shape[0]) / l2), *norms))
+    problem = BilevelProblem(
+        Partial(upper, method.groups),
+        Partial(lower, method.groups),
+        x1=Box(LEAST_ETA, np.inf),
+        x2=Simplex(),
+        y1=head,
+        y2=Simplex(),
+        data=Levels(upper=source("validation"), lower=source("train")),
+    )
+    y = state.y
+    point = Point(x1=state.eta, x2=y.x2, y1=state.y1, y2=state.y2, z1=y.z1, z2=y.z2, rho=method.rho)
+    return problem, point
+
+
+@head_problem.register
+def _(method: GroupDRO, state: WeightedState, source: Any, counts: np.ndarray) -> Any:
+    bonus = method.adjustment * method.counts**-0.5
+    loss = Partial(weighted_loss, method.groups, method.eta, bonus)
+    problem = MinimaxProblem(loss, _ridge(method.l2), Simplex(), data=source("train"))
+    return problem, Point(x=state.head, y=state.weights)
+
+
+@head_problem.register
+def _(method: ERM, state: WeightedState, source: Any, counts: np.ndarray) -> Any:
+    shares = jnp.asarray(counts / counts.sum(), jnp.float32)
+    loss = Partial(weighted_loss, method.groups, 0.0, 0.0)
+    problem = MinimaxProblem(loss, _ridge(method.l2), Box(shares, shares), data=source("train"))
+    return problem, Point(x=state.head, y=shares)
+
+
+def _ridge(l2: Any) -> Term:
+    return Ridge(float(l2)) if float(l2) > 0 else Free()
