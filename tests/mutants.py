@@ -40,6 +40,9 @@ CUT = OUTSIDE + "test_cut_saved_and_resumed_it_is_the_same_run[cuts2]"
 DEFINITION = CERTIFICATES + "test_lines_agree_with_the_definition[matrix_game]"
 CONSTRAINED_DEFINITION = CONSTRAINED + "test_lines_agree_with_the_definition[upper]"
 SCHEDULE = "tests/unit/test_schedule.py::"
+TERMS = "tests/programs/test_terms.py::"
+LEARN = "tests/apps/test_learn_fit.py::"
+DEEP = "tests/apps/test_deep_methods.py::"
 
 FAULTS = [
     # Certificates that would say yes where they should say no.
@@ -143,6 +146,21 @@ FAULTS = [
           ("tests/unit/test_theory.py",)),
     Fault("solvers/penalty.py", "y_weight=epsilon / (2 * diameter)", "y_weight=epsilon / diameter",
           ("tests/unit/test_theory.py",)),
+    # Terms, data, classifiers, networks.
+    Fault("terms/norms.py", "v - lax.clamp(-shrink, v, shrink)", "v - lax.clamp(-shrink, v, 0 * v)",
+          (TERMS + "test_prox_and_projection_agree_with_cvxpy[L1]",)),
+    Fault("terms/norms.py", "return (a + pull * c) / (1 + pull)", "return (a + c) / (1 + pull)",
+          (TERMS + "test_prox_and_projection_agree_with_cvxpy[Ridge]",)),
+    Fault("data/memory.py", "state.drawn + self.batch", "state.drawn + 1",
+          ("tests/programs/test_data.py::test_the_state_holds_arrays_and_counts_samples",)),
+    Fault("learn/_risk.py", "(free > 0) & (free < self.cap)", "free > 0",
+          (LEARN + "test_derivatives_are_those_of_finite_differences",
+           LEARN + "test_weights_satisfy_their_optimality_conditions")),
+    Fault("learn/_risk.py", "eta / 2 * far.sum()", "eta * far.sum()",
+          (LEARN + "test_derivatives_are_those_of_finite_differences",)),
+    Fault("deep/group_dro.py", "- self.eta * (q - 1 / self.groups)",
+          "+ self.eta * (q - 1 / self.groups)", (DEEP + "test_group_dro",)),
+    Fault("deep/bilevel.py", "(1 + theta) * s - theta * last", "s", (DEEP + "test_bilevel_dro",)),
 ]  # fmt: skip
 
 
