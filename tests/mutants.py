@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 # At the same time; each takes a core and up to 2 GB.
 PARALLEL = 2
+# A method with a fault may never end, which is noticed, too. In seconds.
+PATIENCE = 300.0
 
 
 class Fault(NamedTuple):
@@ -164,8 +166,8 @@ FAULTS = [
 ]  # fmt: skip
 
 
-def passes(source: Path, tests: list[str]) -> tuple[bool, str]:
-    """Whether these tests pass on this source, and the end of what they print."""
+def passes(source: Path, tests: list[str], limit: float | None = None) -> tuple[bool, str]:
+    """Whether these tests pass on this source within so many seconds; the end of their output."""
     environment = os.environ | {
         "PYTHONPATH": str(source),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -173,7 +175,11 @@ def passes(source: Path, tests: list[str]) -> tuple[bool, str]:
     }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider"]
     command += ["-p", "no:xdist", *tests]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    options = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
+    try:
+        done = subprocess.run(command, timeout=limit, **options)
+    except subprocess.TimeoutExpired:
+        return False, f"not done after {limit} s"
     if done.returncode not in (0, 1):  # pytest could not run, which proves nothing
         raise RuntimeError(done.stdout + done.stderr)
     return done.returncode == 0, done.stdout[-300:]
@@ -185,7 +191,7 @@ def survives(fault: Fault) -> bool:
         shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
         file = source / "bilevax" / fault.file
         file.write_text(file.read_text().replace(fault.old, fault.new))
-        return passes(source, list(fault.tests))[0]
+        return passes(source, list(fault.tests), PATIENCE)[0]
 
 
 def main(words: list[str]) -> int:
