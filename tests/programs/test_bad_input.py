@@ -367,7 +367,7 @@ TERMS = [
     row("linf-ball-negative", lambda: terms.LInfBall(-1.0), ValueError, "LInfBall … radius"),
     row("simplex-total", lambda: terms.Simplex(-1.0), ValueError, "total must be … > 0"),
     row("simplex-infinite", lambda: terms.Simplex(INF), ValueError, "total … finite"),
-    row("capped-array", lambda: terms.CappedSimplex(TWO), TypeError, "cap … one number"),
+    row("capped-string", lambda: terms.CappedSimplex("a"), TypeError, "cap … number"),
     row(
         "capped-infeasible",
         lambda: with_y(terms.CappedSimplex(0.4)),
@@ -400,7 +400,7 @@ TERMS = [
 START = [
     row("start-tuple", lambda: solve(start=(TWO, TWO)), TypeError, "start … Point(x=…, y=…)"),
     row("start-dict", lambda: solve_bilevel(start={"x1": TWO}), TypeError, "start … Point(x1=…"),
-    row("start-positional", lambda: solve(start=bx.Point(TWO, TWO)), ValueError, "start lacks x"),
+    row("start-positional", lambda: bx.Point(TWO, TWO), TypeError, "Point … named … Point(x1=…"),
     row(
         "start-lacks-y1",
         lambda: solve_bilevel(start=bx.Point(x1=TWO)),
