@@ -52,6 +52,9 @@ def test_a_run_that_fell_back_is_resumed_bit_for_bit(tmp_path):
     in_memory = run(resume=run(max_gradients=fell + 1000).state)
     assert in_memory.gradients == whole.gradients
     assert same(in_memory.point, whole.point)
+    for run_on in (rest, in_memory):
+        assert run_on.state.earlier == whole.state.earlier
+        assert same(run_on.state.solver_state, whole.state.solver_state)
 
 
 def test_where_the_paper_cannot_take_over_the_status_says_why(monkeypatch):
