@@ -1,5 +1,7 @@
 """Problems: estimated constants, sampling checks, reformulations, and the library's answers."""
 
+import dataclasses
+
 import cvxpy as cp
 import equinox as eqx
 import jax
@@ -145,7 +147,11 @@ def test_a_minimax_check_finds_the_breach():
 
 
 def test_the_penalty_is_the_papers_formula():
-    problem, rho = bilevel(), 7.0
+    """With terms that are no sets, which ρ multiplies, too."""
+    rho = 7.0
+    problem = dataclasses.replace(
+        bilevel(), x2=terms.Ridge(0.3), y1=terms.L1(0.7), y2=terms.Ridge(0.4)
+    )
     rng = np.random.default_rng(2)
     x1, x2, y1, y2, z1, z2 = (jnp.asarray(rng.uniform(-1, 1, 2)) for _ in range(6))
     penalised = penalty(problem, rho)
