@@ -150,7 +150,7 @@ FAULTS = [
     Fault("terms/norms.py", "v - lax.clamp(-shrink, v, shrink)", "v - lax.clamp(-shrink, v, 0 * v)",
           (TERMS + "test_prox_and_projection_agree_with_cvxpy[L1]",)),
     Fault("terms/norms.py", "return (a + pull * c) / (1 + pull)", "return (a + c) / (1 + pull)",
-          (TERMS + "test_prox_and_projection_agree_with_cvxpy[Ridge]",)),
+          (TERMS + "test_prox_and_projection_agree_with_cvxpy[Ridge-center]",)),
     Fault("data/memory.py", "state.drawn + self.batch", "state.drawn + 1",
           ("tests/programs/test_data.py::test_the_state_holds_arrays_and_counts_samples",)),
     Fault("learn/_risk.py", "(free > 0) & (free < self.cap)", "free > 0",
