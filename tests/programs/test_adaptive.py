@@ -13,7 +13,7 @@ import pytest
 import bilevax as bx
 from bilevax import terms, trees
 from bilevax.problems import library
-from bilevax.solvers.adaptive import _shifted
+from bilevax.solvers.adaptive import MISTRUST, _shifted
 from instances import get, same
 
 
@@ -85,6 +85,9 @@ def test_a_new_rho_begins_where_the_lower_level_pulls_as_before():
     start = bx.Point(x1=jnp.asarray([0.5]), y1=jnp.asarray([0.25]), z1=jnp.asarray([0.5]))
     solver = bx.Adaptive(rho=4.0).prepare(problem, start, 1e-3)
     state = dataclasses.replace(solver.init(problem, start), reach=jnp.ones(6))
+    assert not bool(solver.done(problem, state))
+    mistrusted = dataclasses.replace(state, boost=jnp.asarray(2 * MISTRUST))
+    assert bool(solver.done(problem, mistrusted))  # what it learnt is far from what it sees
     shifted = eqx.filter_jit(_shifted)
     for times in (np.asarray(0.1), np.asarray(5.0)):
         x1, y1, _, _, z1, _ = state.blocks.layout.unravel(shifted(problem, state, 1 / times))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax.solvers import adaptive
 from instances import get, same
 
 TOLERANCE = 0.1
@@ -15,9 +14,9 @@ TOLERANCE = 0.1
 
 @pytest.fixture(scope="module", autouse=True)
 def mistrustful():
-    """Adaptive that gives up at its first look. (In test_solve.py it does not.)"""
+    """Adaptive that gives up soon. (In test_solve.py it does not.)"""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adaptive, "MISTRUST", 0.5)
+        patch.setattr(bx.Adaptive, "done", lambda self, problem, state: state.gradients >= 50)
         jax.clear_caches()
         yield
     jax.clear_caches()
@@ -36,7 +35,8 @@ def test_the_papers_method_takes_over_and_certifies():
     assert solution.status == "certified"
     assert isinstance(solution.solver, bx.PenaltyMethod)
     assert "since then PenaltyMethod" in str(solution.status)
-    assert solution.state.fell_back_at < solution.gradients
+    assert 50 <= solution.state.fell_back_at < solution.gradients
+    assert solution.state.earlier == solution.state.fell_back_at
     assert np.all(np.diff(solution.history["gradients"]) > 0)
     assert bx.certify(instance.problem, solution.point).certified(TOLERANCE)
 
@@ -50,7 +50,11 @@ def test_a_run_that_fell_back_is_resumed_bit_for_bit(tmp_path):
     assert rest.gradients == whole.gradients
     assert same(rest.point, whole.point)
     in_memory = run(resume=run(max_gradients=fell + 1000).state)
+    assert in_memory.gradients == whole.gradients
     assert same(in_memory.point, whole.point)
+    for run_on in (rest, in_memory):
+        assert run_on.state.earlier == whole.state.earlier
+        assert same(run_on.state.solver_state, whole.state.solver_state)
 
 
 def test_where_the_paper_cannot_take_over_the_status_says_why(monkeypatch):

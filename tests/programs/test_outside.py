@@ -272,7 +272,9 @@ def test_cut_saved_and_resumed_it_is_the_same_run(cuts, tmp_path):
     assert rest.gradients == whole.gradients > 300
     assert rest.point.w.tobytes() == whole.point.w.tobytes()
     assert rest.certificate == whole.certificate
+    added = set(rest.history["gradients"]) - set(whole.history["gradients"])
     assert set(whole.history["gradients"]) <= set(rest.history["gradients"])
+    assert added <= set(cuts)
     with pytest.raises(ValueError, match="another run"):
         bx.solve(problem(one=0.4), START, tolerance=1e-7, solver=slow, resume=path)
 

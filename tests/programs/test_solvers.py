@@ -301,7 +301,8 @@ def test_extragradient_solves_to_the_certificate():
     box = terms.Box(-1.0, 1.0)
     problem = bx.MinimaxProblem(lambda x, y: y @ (A @ x - b), box, box)
     start = bx.Point(x=jnp.zeros(5), y=jnp.zeros(5))
-    solution = bx.solve(problem, start, tolerance=1e-4, solver=bx.ExtraGradient())
+    options = {"solver": bx.ExtraGradient(), "max_gradients": 200_000}
+    solution = bx.solve(problem, start, tolerance=1e-4, **options)
     assert solution.status == "certified", solution.status
     # max over |y| ≤ 1 of yᵀ(Ax − b) is ‖Ax − b‖₁, whose least value a linear program knows.
     from scipy.optimize import linprog

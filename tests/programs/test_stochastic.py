@@ -398,7 +398,7 @@ def test_keys_and_checks_of_stochastic_problems():
     with pytest.raises(ValueError, match="give key to it"):
         bx.StochasticProximalPoint(inner=bx.SAPD(key=3))
     instance = noisy("unique_saddle", deviation=0.3)
-    assert instance.problem.check(instance.start).ok
+    assert instance.problem.check(instance.start, samples=2).ok
     with pytest.raises(ValueError, match="relative_tolerance"):
         bx.solve(host_problem(epoch), instance.start, relative_tolerance=0.1)
 

@@ -25,6 +25,8 @@ def test_blocks_are_kept_in_one_order_and_absent_ones_read_as_none():
 def test_unknown_blocks_are_refused_with_the_known_ones():
     with pytest.raises(TypeError, match=r"no block 'nothing'; the blocks are .*x1"):
         bx.Point(nothing=1.0)
+    with pytest.raises(TypeError, match=r"blocks of a Point are named: bilevax.Point\(x1=…"):
+        bx.Point(1.0, 2.0)
     with pytest.raises(AttributeError, match="no block 'nothing'"):
         _ = POINT.nothing
     with pytest.raises(TypeError, match="no block 'nothing'"):

@@ -36,7 +36,9 @@ class Point:
     __slots__ = ("_blocks",)
     _blocks: dict[str, Any]
 
-    def __init__(self, **blocks: PyTree):
+    def __init__(self, *unnamed: PyTree, **blocks: PyTree):
+        if unnamed:
+            raise TypeError("the blocks of a Point are named: bilevax.Point(x1=…, y1=…)")
         if unknown := [name for name in blocks if name not in _NAMES]:
             known = ", ".join(sorted(_NAMES, key=_order))
             raise TypeError(f"a Point has no block {unknown[0]!r}; the blocks are {known}")

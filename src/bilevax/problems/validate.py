@@ -126,7 +126,8 @@ def check_point(problem: Any, point: Any, what: str = "point") -> Point:
         term.check_block(block, f"{what}.{name}")
     for name, owner in problem.witnesses.items():
         given, like = getattr(point, name), None if owner is None else getattr(point, owner)
-        if None not in (given, owner) and trees.Layout.of(given) != trees.Layout.of(like):
+        compared = given is not None and owner is not None
+        if compared and trees.Layout.of(given) != trees.Layout.of(like):
             raise ValueError(
                 f"{what}.{name} must be shaped like {what}.{owner}, but has shapes "
                 f"{jax.tree.map(jnp.shape, given)} against {jax.tree.map(jnp.shape, like)}"
