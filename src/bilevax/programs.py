@@ -22,6 +22,8 @@ from bilevax.functions import forget
 QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
 # With arguments of more entries than this, time to run outweighs time to compile in any program.
 LARGE = 1 << 20
+# What JAX says where a program with options is called while another one is traced.
+INSIDE = "can only be passed to top-level"
 # Each compiled program maps memory, and Linux allows a process so many maps unless told otherwise.
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 USUAL_MOST_MAPS = 65_530
@@ -71,6 +73,10 @@ class Program:
             except jax.errors.JaxRuntimeError as error:
                 if not _without_unknown_option(error):
                     raise
+            except ValueError as error:
+                if INSIDE not in str(error):
+                    raise
+                return self._function(*arguments)
 
     def lower(self, *arguments: Any) -> Any:
         return self._jitted(arguments).lower(*arguments)

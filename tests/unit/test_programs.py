@@ -77,7 +77,8 @@ def test_a_program_inside_of_another_is_a_part_of_it():
     inner = programs.quick(lambda a: 2 * a)
     outer = programs.optimised(lambda a: inner(a) + 1)
     assert outer(np.asarray(3.0)) == 7
-    assert inner._jits == {}
+    fixed = programs.optimised(lambda a: a + inner(np.asarray(2.0)))  # not traced, but inside
+    assert fixed(np.asarray(3.0)) == 7
 
 
 def test_a_program_with_large_arguments_is_compiled_well():

@@ -17,7 +17,7 @@ from bilevax.certificates.constrained_witnesses import constrained_witnesses
 from bilevax.certificates.definition import Definition, bounded, term_values
 from bilevax.certificates.gap import excess_and_noise
 from bilevax.certificates.lagrangians import lower_lagrangian, weighed
-from bilevax.certificates.rounding import ROUNDINGS, moved_nearby, noise
+from bilevax.certificates.rounding import ROUNDINGS, rounding
 from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point, register
 from bilevax.problems.constrained import CONSTRAINTS
 from bilevax.trees import Tree
@@ -123,7 +123,7 @@ def _signs_hold(m: Multipliers) -> Array:
 class ConstrainedKKT(Definition):
     """`def:cons_kkt`: some ρ > 0, z, λ and λ̄ with every line at most ε.
 
-    A certificate costs two gradients of the penalty.
+    A certificate costs three gradients of the penalty.
     """
 
     @property
@@ -136,15 +136,11 @@ class ConstrainedKKT(Definition):
         dtype = trees.dtype_of((x, y))
         rho = jnp.asarray(point.rho, dtype)
         here = _evaluation(problem, m, rho, point)
-        nearby, there = moved_nearby(problem, point)
-        moved = _evaluation(nearby, m, rho, there)
-        zero = jnp.zeros((), dtype)
-        of = lambda name: zip(getattr(here, name), getattr(moved, name))
-        ax_noise, ay_noise = (noise(a, b, dtype) for a, b in of("above"))
-        bx_noise, bz_noise = (noise(a, b, dtype) for a, b in of("below"))
-        noise_y, noise_z, noise_top = (
-            sum((noise(a, b, dtype) for a, b in of(name)), zero) for name in ("at_y", "at_z", "own")
-        )
+        parts = lambda e: [*e.above, *e.below, *e.at_y, *e.at_z, *e.own]
+        evaluate = lambda problem, point: parts(_evaluation(problem, m, rho, point))
+        noise = rounding(evaluate, problem, point, parts(here), dtype)
+        ax_noise, ay_noise, bx_noise, bz_noise = noise[:4]
+        noise_y, noise_z, noise_top = (noise[k] + noise[k + 1] for k in (4, 6, 8))
         (ax, ay), (bx, bz) = here.above, here.below
         (c_y, e_y), (c_z, e_z), (G, H) = here.at_y, here.at_z, here.own
         along_x = trees.norm(problem.x.residual(x, trees.axpy(-rho, bx, ax)))

@@ -52,7 +52,7 @@ class KKTCertificate(Certificate):
 class KKT(Definition):
     """`def:epsilon_KKT`: some ρ > 0 and (x2, z1, z2) with every line at most ε.
 
-    A certificate costs two gradients of P_ρ.
+    A certificate costs three gradients of P_ρ.
     """
 
     @property

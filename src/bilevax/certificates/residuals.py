@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.gap import excess_and_noise
-from bilevax.certificates.rounding import ROUNDINGS, moved_nearby, noise
+from bilevax.certificates.rounding import ROUNDINGS, rounding
 from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.reformulate import at_both
 from bilevax.terms import Term
@@ -27,14 +27,13 @@ class Pieces(eqx.Module):
 
 
 def pieces(problem: BilevelProblem, point: Point) -> Pieces:
-    """Two gradients of the upper function and four of the lower one, half of them for the noise."""
-    values, here = _gradients(problem, point)
-    _, there = _gradients(*moved_nearby(problem, point))
-    dtype = trees.dtype_of(point.x1)
-    of = lambda here, there: tuple(noise(a, b, dtype) for a, b in zip(here, there))
-    rounding = tuple(of(*pair) for pair in zip(here, there))
-    upper, above, below = here
-    return Pieces(values, upper, above, below, rounding)
+    """A gradient of the upper function and two of the lower one, and as many for each move."""
+    values, (upper, above, below) = _gradients(problem, point)
+    parts = lambda problem, point: [part for of in _gradients(problem, point)[1] for part in of]
+    here = [*upper, *above, *below]
+    noise = rounding(parts, problem, point, here, trees.dtype_of(point.x1))
+    of_f, of_a, of_b = tuple(noise[:4]), tuple(noise[4:7]), tuple(noise[7:])
+    return Pieces(values, upper, above, below, (of_f, of_a, of_b))
 
 
 def _gradients(problem: BilevelProblem, point: Point) -> tuple[tuple, tuple[tuple, ...]]:
@@ -80,9 +79,9 @@ def stationarity_and_responses(
     )
     x1 = _distance(problem.x1, p.x1, trees.axpy(rho, trees.subtract(a1, b1), f1))
     of_f, of_a, of_b = parts.noise
-    rounding = of_f[0] + of_f[2] + of_f[3] + rho * (of_a[0] + of_a[1] + of_b[0] + of_b[2])
+    noise = of_f[0] + of_f[2] + of_f[3] + rho * (of_a[0] + of_a[1] + of_b[0] + of_b[2])
     return {
-        "stationarity": jnp.sqrt(x1**2 + y1**2 + y2**2) + rounding,
+        "stationarity": jnp.sqrt(x1**2 + y1**2 + y2**2) + noise,
         "response_x2": _distance(problem.x2, p.x2, minus(f2)).astype(dtype) + of_f[1],
         "response_z1": z1 + rho * of_b[1],
         "response_z2": z2 + rho * of_a[2],
@@ -110,5 +109,5 @@ def gap_bounds(
     primal, dual = above + y1 + rise, below - y2 - fall
     # Large values that nearly cancel leave the rounding of the large ones.
     size = jnp.abs(primal_here) + jnp.abs(dual_here) + jnp.abs(primal) + jnp.abs(dual)
-    rounding = ROUNDINGS * jnp.finfo(zero.dtype).eps * size + rise_noise + fall_noise
-    return least, jnp.maximum(jnp.maximum(primal - dual, least), 0) + rounding
+    noise = ROUNDINGS * jnp.finfo(zero.dtype).eps * size + rise_noise + fall_noise
+    return least, jnp.maximum(jnp.maximum(primal - dual, least), 0) + noise

@@ -3,48 +3,62 @@
 A gradient that is a small difference of large numbers has the rounding of those, not its own. How
 large they are shows when every entry of the point and of the data moves a little, up or down at
 random, the point within its domain: that is what rounding does to them, only larger. So everything
-is evaluated once more where everything has moved. It is an estimate: large constants written into
-a function that cancel exactly stay unseen.
+is evaluated again where everything has moved, twice, since the changes of one move may cancel. It
+is an estimate: large constants written into a function that cancel exactly stay unseen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.problems import Form, Point
 from bilevax.trees import Tree
 
-# Roundings allowed for in one evaluation.
-ROUNDINGS = 8
+# Roundings allowed for in one evaluation, and moves by which their size is measured.
+ROUNDINGS, MOVES = 8, 2
 # Data of more entries than this are not copied to be moved; the point's own moves must do.
 MOVABLE = 1 << 24
 
 
-def moved_nearby(problem: Form, point: Point) -> tuple[Any, Point]:
+def rounding(
+    evaluate: Callable[[Any, Point], Sequence[Tree]],
+    problem: Form,
+    point: Point,
+    here: Sequence[Tree],
+    dtype: Any,
+) -> list[Array]:
+    """For each part of `here` = evaluate(problem, point), the size that rounding may have in it."""
+    eps = float(jnp.finfo(dtype).eps)
+    share = eps**0.5
+    size = lambda part: trees.norm(part).astype(dtype)
+
+    def change(key: Array) -> Array:
+        there = evaluate(*_nearby(problem, point, share, key))
+        return jnp.stack([size(trees.subtract(a, b)) for a, b in zip(here, there)])
+
+    # One after the other, so that the data are copied once and not for all moves.
+    changes = lax.map(change, jax.random.split(jax.random.key(0), MOVES))
+    most = jnp.max(changes, axis=0) / share
+    noise = ROUNDINGS * eps * (most + jnp.stack([size(part) for part in here]))
+    return list(jnp.where(jnp.isfinite(noise), noise, jnp.inf))
+
+
+def _nearby(problem: Form, point: Point, share: float, key: Array) -> tuple[Any, Point]:
     """The problem with its data moved a little, and a point near the given one in its domain."""
-    share = float(jnp.finfo(trees.dtype_of(point)).eps) ** 0.5
-    point_key, data_key = jax.random.split(jax.random.key(0))
+    point_key, data_key = jax.random.split(key)
     parts = {name: block for name, _, block in problem.terms(point)}
     steps = jax.tree.map(lambda leaf: share * (1 + jnp.abs(leaf)), parts)
     moved = _moved(parts, steps, point_key)
     inside = {name: term.project(moved[name]) for name, term, _ in problem.terms(point)}
     return _with_data_moved(problem, share, data_key), point.replace(**inside)
-
-
-def noise(here: Tree, there: Tree, dtype: Any) -> Array:
-    """The rounding that `here` may hold, which is `there` where everything has moved nearby."""
-    if not jax.tree.leaves(here):
-        return jnp.zeros((), dtype)
-    share = float(jnp.finfo(dtype).eps) ** 0.5
-    sensitivity = trees.norm(trees.subtract(here, there)) / share
-    size = ROUNDINGS * float(jnp.finfo(dtype).eps) * (sensitivity + trees.norm(here))
-    return jnp.where(jnp.isfinite(size), size, jnp.inf).astype(dtype)
 
 
 def _moved(tree: Tree, steps: Tree, key: Array) -> Tree:

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.certificates.certificate import Certificate, line
 from bilevax.certificates.definition import Definition, bounded, term_values
-from bilevax.certificates.rounding import moved_nearby, noise
+from bilevax.certificates.rounding import rounding
 from bilevax.problems import MinimaxProblem, Point, register
 from bilevax.trees import Tree
 
@@ -35,7 +35,7 @@ class StationarityCertificate(Certificate):
 
 
 class Stationarity(Definition):
-    """`eq:pd_stationary_H`: both distances at most ε. A certificate costs two gradients."""
+    """`eq:pd_stationary_H`: both distances at most ε. A certificate costs three gradients."""
 
     @property
     def certificate(self) -> type[StationarityCertificate]:
@@ -44,14 +44,14 @@ class Stationarity(Definition):
     def residuals(self, problem: MinimaxProblem, point: Point) -> dict[str, Array]:
         value, (gx, gy) = jax.value_and_grad(problem.smooth, argnums=(0, 1))(point.x, point.y)
         dtype = trees.dtype_of((point.x, point.y))
-        nearby, there = moved_nearby(problem, point)
-        other_x, other_y = nearby.gradient(there.x, there.y)
+        slopes = lambda problem, point: problem.gradient(point.x, point.y)
+        noise_x, noise_y = rounding(slopes, problem, point, (gx, gy), dtype)
         # Outside a domain, or where h itself is not a number, there is nothing to be close to.
         terms = term_values(problem, point)
         objective = value + terms["x"] - terms.get("y", 0)
         inside = trees.all_finite(terms) & jnp.isfinite(objective)
-        x = trees.norm(problem.x.residual(point.x, gx)) + noise(gx, other_x, dtype)
-        y = trees.norm(problem.y.residual(point.y, trees.scale(-1, gy))) + noise(gy, other_y, dtype)
+        x = trees.norm(problem.x.residual(point.x, gx)) + noise_x
+        y = trees.norm(problem.y.residual(point.y, trees.scale(-1, gy))) + noise_y
         return bounded({"x": x, "y": y}, inside) | {"objective": objective}
 
     def sizes(self, problem: MinimaxProblem, point: Point) -> dict[str, Array]:

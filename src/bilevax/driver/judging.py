@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from bilevax.certificates import Certificate, judge
+from bilevax.certificates.rounding import MOVES
 from bilevax.certificates.sampled import (
     BATCHES,
     CONFIDENCE,
@@ -20,8 +21,8 @@ from bilevax.certificates.sampled import (
 from bilevax.driver.checkpoint import RunState
 from bilevax.problems import Form, Point
 
-# Gradients that one check costs: one for the residuals, one for what rounding may add to them.
-GRADIENTS = 2
+# Gradients that one check costs: one for the residuals, others for what rounding may add to them.
+GRADIENTS = 1 + MOVES
 
 
 @dataclasses.dataclass(frozen=True)
