@@ -42,17 +42,17 @@ class LinearData:
             if array.dtype.kind not in "fiu":
                 raise TypeError(f"{name} must hold real numbers, not {array.dtype}")
             object.__setattr__(self, name, array.astype(np.float64, copy=False))
+        arrays = vars(self)
         for name in ("c", "d", "b"):
-            array = getattr(self, name)
-            if array.ndim != 1 or array.size == 0:
-                raise ValueError(f"{name} must be a vector, not an array of shape {array.shape}")
+            shape = arrays[name].shape
+            if len(shape) != 1 or shape == (0,):
+                raise ValueError(f"{name} must be a vector, not an array of shape {shape}")
         rows, n, m = self.b.size, self.c.size, self.d.size
         for name, shape in (("A", (rows, n)), ("B", (rows, m)), ("d_tilde", (m,))):
-            if getattr(self, name).shape != shape:
-                found = getattr(self, name).shape
+            if (found := arrays[name].shape) != shape:
                 raise ValueError(f"{name} must have shape {shape} to fit c, d and b, not {found}")
-        for name in NAMES:
-            if not np.all(np.isfinite(getattr(self, name))):
+        for name, array in arrays.items():
+            if not np.all(np.isfinite(array)):
                 raise ValueError(f"{name} must be finite, but holds NaN or infinity")
 
 
@@ -82,7 +82,7 @@ def save(path: str | Path, data: LinearData) -> None:
     if Path(path).suffix != ".npz":
         raise ValueError(f"{path}: the name of a problem file must end in .npz")
     with open(path, "wb") as file:
-        np.savez(file, **{name: getattr(data, name) for name in NAMES})
+        np.savez(file, **vars(data))
 
 
 def load(path: str | Path) -> LinearData:

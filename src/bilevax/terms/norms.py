@@ -24,6 +24,7 @@ from bilevax.terms._term import (
 )
 from bilevax.terms.sets import (
     Box,
+    Everywhere,
     Free,
     check_axis,
     check_broadcast,
@@ -96,7 +97,7 @@ class L1(LeafTerm):
         return check_broadcast(x, lower=self.lower, upper=self.upper)
 
 
-class GroupL2(LeafTerm):
+class GroupL2(Everywhere):
     """weight·Σ ‖row‖ over the rows along `axis`; over the whole array with `axis=None`."""
 
     weight: Number = eqx.field(converter=parameter)
@@ -114,15 +115,6 @@ class GroupL2(LeafTerm):
         keep = norm > step * scalar(self.weight, v)
         ratio = 1 - step * scalar(self.weight, v) / jnp.where(keep, norm, 1)
         return jnp.where(keep, ratio, 0) * v
-
-    def leaf_project(self, v: Array) -> Array:
-        return v
-
-    def leaf_diameter(self, like: Array) -> Scalar:
-        return jnp.asarray(jnp.inf if like.size else 0.0, like.dtype)
-
-    def leaf_linear_oracle(self, g: Array) -> Array:
-        return jnp.where(g == 0, 0, jnp.sign(g) * jnp.inf)
 
     def leaf_conjugate(self, g: Array) -> Scalar:
         within = jnp.all(safe_norm(g, self.axis) <= scalar(self.weight, g))

@@ -107,8 +107,8 @@ class ConvexSet(LeafTerm):
         return jnp.zeros((), like.dtype)
 
 
-class Free(ConvexSet):
-    """No constraint: φ = 0 everywhere."""
+class Everywhere(LeafTerm):
+    """What the terms whose domain is everything share."""
 
     def leaf_project(self, v: Array) -> Array:
         return v
@@ -118,6 +118,10 @@ class Free(ConvexSet):
 
     def leaf_linear_oracle(self, g: Array) -> Array:
         return jnp.where(g == 0, 0, jnp.sign(g) * jnp.inf)
+
+
+class Free(Everywhere, ConvexSet):
+    """No constraint: φ = 0 everywhere."""
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
         return g
