@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from bilevax import trees
 from bilevax.problems import BilevelProblem, Form, MinimaxProblem, Point, registered
-from bilevax.problems.constants import lower_smoothness_of, range_of, upper_smoothness_of
+from bilevax.problems.constants import saddle_range, smoothness_of, upper_range
 from bilevax.problems.reformulate import penalty, penalty_blocks
 from bilevax.problems.validate import (
     require_bounded,
@@ -142,20 +142,14 @@ def predict(
     return _predicted(method.prepare(problem, start, float(tolerance)), problem, start)
 
 
-@functools.singledispatch
 def _method(problem: Form) -> Any:
     """The paper's method for a form."""
+    stochastic = StochasticProximalPoint if problem.sampled else ProximalPoint
+    methods = {BilevelProblem: PenaltyMethod, MinimaxProblem: stochastic}
+    for form in type(problem).__mro__:
+        if form in methods:
+            return methods[form]()
     raise TypeError(f"the paper has no bounds for a {type(problem).__name__}")
-
-
-@_method.register
-def _(problem: BilevelProblem) -> PenaltyMethod:
-    return PenaltyMethod()
-
-
-@_method.register
-def _(problem: MinimaxProblem) -> ProximalPoint | StochasticProximalPoint:
-    return StochasticProximalPoint() if problem.sampled else ProximalPoint()
 
 
 @functools.singledispatch
@@ -199,9 +193,7 @@ def _(prepared: StochasticProximalPoint, problem: MinimaxProblem, start: Point) 
 def _(prepared: ProximalPoint, problem: MinimaxProblem, start: Point) -> Prediction:
     L = float(prepared.smoothness)
     Dp, Dq = float(problem.x.diameter(start.x)), float(problem.y.diameter(start.y))
-    low, high = range_of(problem.smooth, (start.x, start.y), L, math.hypot(Dp, Dq))
-    high += float(problem.x.supremum(start.x))
-    low -= float(problem.y.supremum(start.y))
+    low, high = saddle_range(problem, start, L, math.hypot(Dp, Dq))
     constants = {"smoothness": L, "x_diameter": Dp, "y_diameter": Dq}
     return Prediction(constants, _bounds(prepared, Dp, Dq, high - low, high - low))
 
@@ -216,19 +208,14 @@ def _(prepared: PenaltyMethod, problem: BilevelProblem, start: Point) -> Predict
     D1, D2 = float(penalised.x.diameter(x)), float(penalised.y.diameter(y))
     everything = math.hypot(D1, D2)
     # max f(x⁰, ·) − f_low; on top comes ρ times the start's gap, which is 1 in the paper.
-    Lf, upper = upper_smoothness_of(problem, start), (start.x1, start.x2, start.y1, start.y2)
-    f_low, f_high = range_of(problem.smooth_upper, upper, Lf, everything)
-    f_high += float(problem.x1.supremum(start.x1))
-    f_low -= 0.0 if problem.x2 is None else float(problem.x2.supremum(start.x2))
-    f_low = f_low if problem.f_low is None else float(problem.f_low)
+    f_low, f_high = upper_range(problem, start, everything)
     # H_low is over z1 and z2 too, where the penalty can be far below f_low (the paper's C has f_low
     # there; it stands inside a logarithm).
-    H_low, _ = range_of(penalised.smooth, (x, y), float(prepared.smoothness), everything)
-    H_low -= float(penalised.y.supremum(y))
+    H_low, _ = saddle_range(penalised, Point(x=x, y=y), float(prepared.smoothness), everything)
     top = f_high + rho * gap
     constants = {
-        "upper_smoothness": Lf,
-        "lower_smoothness": lower_smoothness_of(problem, start),
+        "upper_smoothness": smoothness_of(problem, start, "upper"),
+        "lower_smoothness": smoothness_of(problem, start, "lower"),
         "rho": rho,
         "smoothness": float(prepared.smoothness),
         "inner_tolerance": float(prepared.inner_tolerance),

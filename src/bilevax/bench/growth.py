@@ -29,7 +29,7 @@ from bilevax.bench import linear as experiments
 from bilevax.bench import output, sparse
 from bilevax.bench.growth_plot import plot
 from bilevax.bench.isolation import isolated, peak_memory
-from bilevax.bench.output import aligned, check_choices, median, number
+from bilevax.bench.output import aligned, check_choices, median, number, numbers
 from bilevax.bench.runs import Run, attempt, certified_of, refusals
 from bilevax.problems import ConstrainedBilevelProblem, Point, linear
 from bilevax.problems.library import bilevel_linear, bilevel_linear_from, linear_problem
@@ -371,14 +371,10 @@ def _epsilon_table(results: Results) -> str:
     for name, tolerance in dict.fromkeys((run.method, run.tolerance) for run in runs):
         own = [run for run in runs if (run.method, run.tolerance) == (name, tolerance)]
         known = [run for run in own if run.epsilon is not None]
-        rows.append(
-            [
-                *(name, f"{tolerance:g}", certified_of(own)),
-                number(median([run.gradients for run in known]), ",.0f"),
-                number(median([run.seconds for run in known]), ".2f"),
-                number(max((run.epsilon or 0.0 for run in known), default=None), ".1e"),
-            ]
-        )
+        medians = [median([run.gradients for run in known]), median([run.seconds for run in known])]
+        largest = max((run.epsilon or 0.0 for run in known), default=None)
+        cells = map(number, [*medians, largest], (",.0f", ".2f", ".1e"))
+        rows.append([name, f"{tolerance:g}", certified_of(own), *cells])
     lines = [aligned(rows, left=(0,)), "Medians, also over runs that did not certify."]
     return "\n".join([*lines, *(_sentence(one) for one in results.fits), *refusals(runs)])
 
@@ -394,14 +390,12 @@ def _size_table(results: Results) -> str:
     runs: list[SizeRun] = results.runs["size"]
     rows = [["data", "n", "l", "status", "ε", "gradients", "seconds", "compilation", "setting up"]]
     rows[0] += ["data, MB", "peak, MB"]
+    forms = {"epsilon": ".1e", "gradients": ",d", "seconds": ".2f"}
+    forms |= {"compile_seconds": ".1f", "setup_seconds": ".1f"}
     rows += [
         [
             *(run.data, str(run.n), str(_rows(run.n)), run.status),
-            number(run.epsilon, ".1e"),
-            number(run.gradients, ",d"),
-            number(run.seconds, ".2f"),
-            number(run.compile_seconds, ".1f"),
-            number(run.setup_seconds, ".1f"),
+            *numbers(run, **forms),
             number(run.data_bytes and run.data_bytes / 1e6, ".2f"),
             number(run.peak_bytes and run.peak_bytes / 1e6, ",.0f"),
         ]
@@ -419,15 +413,11 @@ def _exact_table(results: Results) -> str:
     rows += [
         [
             *(str(run.n), str(_rows(run.n)), run.status),
-            number(run.seconds, ".2f"),
-            number(run.compile_seconds, ".1f"),
-            number(run.objective, ".4f"),
-            number(run.repaired_objective, ".4f"),
+            *numbers(run, seconds=".2f", compile_seconds=".1f"),
+            *numbers(run, objective=".4f", repaired_objective=".4f"),
             "proven" if run.milp_proven else "not proven",
-            number(run.milp_seconds, ".2f"),
-            number(run.milp_objective, ".4f"),
-            number(run.relative_difference, ".1e"),
-            number(run.lp_objective, ".4f"),
+            *numbers(run, milp_seconds=".2f", milp_objective=".4f"),
+            *numbers(run, relative_difference=".1e", lp_objective=".4f"),
         ]
         for run in runs
     ]

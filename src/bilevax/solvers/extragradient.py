@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import one_of
 from bilevax.certificates.gap import saddle_gap
 from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
@@ -62,8 +63,7 @@ class ExtraGradient(InnerSolver[ExtraGradientState]):
 
     def __check_init__(self):
         check_positive(self, "smoothness", "tolerance")
-        if self.stop not in ("residual", "gap"):
-            raise ValueError(f"ExtraGradient: stop must be 'residual' or 'gap', not {self.stop!r}")
+        one_of(self.stop, "ExtraGradient: stop", "residual", "gap")
 
     @property
     def gradients_per_step(self) -> int:

@@ -14,8 +14,8 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import positive
 from bilevax.problems import BilevelProblem, Form, MinimaxProblem, Point
-from bilevax.problems.constants import lower_smoothness_of, range_of, upper_smoothness_of
-from bilevax.problems.deviation import lower_deviation_of, upper_deviation_of
+from bilevax.problems.constants import smoothness_of, upper_range
+from bilevax.problems.deviation import deviation_of
 from bilevax.problems.reformulate import lower_level, penalty, penalty_blocks, penalty_point
 from bilevax.problems.validate import require, require_bounded, require_gap_bound
 from bilevax.solvers.base import Solver, check_part, check_positive
@@ -153,10 +153,10 @@ class PenaltyMethod(Solver[PenaltyState]):
                 require_bounded(term, block, name, "PenaltyMethod")
         for name in ("y1", "y2"):
             require_gap_bound(getattr(problem, name), getattr(start, name), name, "PenaltyMethod")
-        lower = lower_smoothness_of(problem, start)
+        lower = smoothness_of(problem, start, "lower")
         constants = penalty_constants(
             epsilon=float(tolerance if self.epsilon is None else self.epsilon),
-            upper_smoothness=upper_smoothness_of(problem, start),
+            upper_smoothness=smoothness_of(problem, start, "upper"),
             lower_smoothness=lower,
             diameter=_response_diameter(problem, start) if self.diameter is None else self.diameter,
             rho=self.rho,
@@ -207,21 +207,14 @@ class PenaltyMethod(Solver[PenaltyState]):
         if deviation is None and own.inner.given:
             deviation = 0.0  # which nothing asks for
         if deviation is None:
-            upper, lower = upper_deviation_of(sampled, start), lower_deviation_of(sampled, start)
+            upper, lower = (deviation_of(sampled, start, level) for level in ("upper", "lower"))
             deviation = math.sqrt(3 * upper**2 + 6 * rho**2 * lower**2)
         x, _ = penalty_blocks(start)
         x_diameter = float(penalty(problem, rho).x.diameter(x))
 
         def descent() -> float:
             """max f(x⁰, ·) + 1 − f_low."""
-            L = upper_smoothness_of(problem, start)
-            blocks = (start.x1, start.x2, start.y1, start.y2)
-            low, high = range_of(
-                problem.smooth_upper, blocks, L, math.hypot(x_diameter, constants.diameter)
-            )
-            high += float(problem.x1.supremum(start.x1))
-            low -= 0.0 if problem.x2 is None else float(problem.x2.supremum(start.x2))
-            low = low if problem.f_low is None else float(problem.f_low)
+            low, high = upper_range(problem, start, math.hypot(x_diameter, constants.diameter))
             return high + 1 - low
 
         return own.completed(

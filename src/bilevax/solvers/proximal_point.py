@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import tracing
 from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.reformulate import proximal
@@ -81,15 +82,17 @@ class ProximalPoint(Solver[ProximalPointState]):
     def completed(
         self, smoothness: Any, diameter: Any, tolerance: Any, inner_tolerance: Any, dtype: Any
     ) -> ProximalPoint:
-        """The same method with every constant set; those it was given stay."""
+        """The same method with every constant set; those it was given stay. All may be traced."""
 
-        def first(*values: Any) -> float:
-            return float(next(value for value in values if value is not None))
+        def first(*values: Any) -> Any:
+            value = next(value for value in values if value is not None)
+            return value if tracing(value) else float(value)
 
         tolerance = first(self.tolerance, tolerance)
         smoothness = first(self.smoothness, smoothness)
         spread = first(self.y_diameter, diameter, 1.0)
-        spread = spread if spread > 0 else 1.0  # over a domain of a single point any weight serves
+        # Over a domain of a single point any weight serves.
+        spread = spread if tracing(spread) or spread > 0 else 1.0
         constants = {
             "tolerance": tolerance,
             "inner_tolerance": first(self.inner_tolerance, inner_tolerance, tolerance / 2),
