@@ -250,14 +250,13 @@ def experiment(settings: Settings, progress: bool | None = None) -> Results:
 
 def _calls(part: str, settings: Settings) -> list[tuple[Any, ...]]:
     """The functions to call for a part, each with its arguments."""
-    if part == "epsilon":
-        seeds = range(settings.seed, settings.seed + settings.instances)
-        given = itertools.product(settings.methods, settings.tolerances, seeds)
-        return [(epsilon_run, *one) for one in given]
-    if part == "size":
-        given = itertools.product(settings.sizes, ("dense", "sparse"))
-        return [(size_run, *one) for one in given]
-    return [(exact_run, n) for n in settings.exact_sizes]
+    seeds = range(settings.seed, settings.seed + settings.instances)
+    call, *choices = {
+        "epsilon": (epsilon_run, settings.methods, settings.tolerances, seeds),
+        "size": (size_run, settings.sizes, ("dense", "sparse")),
+        "exact": (exact_run, settings.exact_sizes),
+    }[part]
+    return [(call, *given) for given in itertools.product(*choices)]
 
 
 def _rows(n: int) -> int:

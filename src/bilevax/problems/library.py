@@ -95,9 +95,7 @@ def unique_saddle() -> Parts:
         own = 0.5 * jnp.sum((x1 - a) ** 2) + jnp.sum(b * y1)
         return own + jnp.sum(x2 * y2) - 0.5 * jnp.sum(x2**2)
 
-    def lower(x1, y1, y2):
-        return SCALE * jnp.sum(0.5 * (y1 - x1) ** 2 + y1 * y2 - 0.5 * y2**2)
-
+    lower = lambda x1, y1, y2: SCALE * jnp.sum(0.5 * (y1 - x1) ** 2 + y1 * y2 - 0.5 * y2**2)
     x1 = (a - b / 2) / 1.25
     half = x1 / 2
     value = float(jnp.sum(0.5 * (x1 - a) ** 2 + b * half + 0.5 * half**2))
@@ -117,13 +115,8 @@ def many_saddles() -> Parts:
     m = (Σt − a)/3.
     """
     a, t = 0.2, jnp.asarray([0.5, 0.3])
-
-    def upper(x1, x2, y1, y2):
-        return 0.5 * jnp.sum((x1 - a) ** 2) + 0.5 * jnp.sum((y1 - t) ** 2)
-
-    def lower(x1, y1, y2):
-        return SCALE * jnp.sum(y2 * (jnp.sum(y1) - x1))
-
+    upper = lambda x1, x2, y1, y2: 0.5 * jnp.sum((x1 - a) ** 2) + 0.5 * jnp.sum((y1 - t) ** 2)
+    lower = lambda x1, y1, y2: SCALE * jnp.sum(y2 * (jnp.sum(y1) - x1))
     m = (jnp.sum(t) - a) / 3
     x1, y1 = jnp.reshape(jnp.sum(t) - 2 * m, (1,)), t - m
     value = float(0.5 * jnp.sum((x1 - a) ** 2) + 0.5 * jnp.sum((y1 - t) ** 2))
@@ -146,9 +139,7 @@ def least_squares() -> Parts:
     def upper(x1, x2, y1, y2):
         return 0.5 * jnp.sum((x1 - a) ** 2) + jnp.sum(x2 * (y1 - b)) - 0.5 * jnp.sum(x2**2)
 
-    def lower(x1, y1, y2):
-        return SCALE * 0.5 * jnp.sum((y1 - A @ x1) ** 2)
-
+    lower = lambda x1, y1, y2: SCALE * 0.5 * jnp.sum((y1 - A @ x1) ** 2)
     x1 = jnp.linalg.solve(jnp.eye(2) + A.T @ A, a + A.T @ b)
     y1 = A @ x1
     value = float(0.5 * jnp.sum((x1 - a) ** 2) + 0.5 * jnp.sum((y1 - b) ** 2))
@@ -165,13 +156,8 @@ def boundary() -> Parts:
     f~ = s·½(y1 − x1 − ½)² on 0 ≤ y1 ≤ 1 gives y1 = min(x1 + ½, 1). f = ½(x1 − 2)² + y1/10 on
     0 ≤ x1 ≤ 1 falls up to x1 = 1, where y1 = 1.
     """
-
-    def upper(x1, x2, y1, y2):
-        return 0.5 * jnp.sum((x1 - 2) ** 2) + 0.1 * jnp.sum(y1)
-
-    def lower(x1, y1, y2):
-        return SCALE * 0.5 * jnp.sum((y1 - x1 - 0.5) ** 2)
-
+    upper = lambda x1, x2, y1, y2: 0.5 * jnp.sum((x1 - 2) ** 2) + 0.1 * jnp.sum(y1)
+    lower = lambda x1, y1, y2: SCALE * 0.5 * jnp.sum((y1 - x1 - 0.5) ** 2)
     one, unit = jnp.ones(1), terms.Box(0.0, 1.0)
     start = Point(x1=jnp.full(1, 0.2), y1=jnp.full(1, 0.2))
     point = Point(x1=one, y1=one)
@@ -186,13 +172,8 @@ def soft_threshold() -> Parts:
     at x1 = t + w·sign(t).
     """
     w, t = 0.2, jnp.asarray([0.3, -0.5])
-
-    def upper(x1, x2, y1, y2):
-        return 0.5 * jnp.sum((y1 - t) ** 2)
-
-    def lower(x1, y1, y2):
-        return SCALE * 0.5 * jnp.sum((y1 - x1) ** 2)
-
+    upper = lambda x1, x2, y1, y2: 0.5 * jnp.sum((y1 - t) ** 2)
+    lower = lambda x1, y1, y2: SCALE * 0.5 * jnp.sum((y1 - x1) ** 2)
     start = Point(x1=jnp.asarray([0.3, -0.4]), y1=jnp.zeros(2))
     point = Point(x1=t + w * jnp.sign(t), y1=t)
     y1 = terms.L1(SCALE * w) + terms.Box(-1.0, 1.0)
@@ -208,18 +189,14 @@ def trees_of_blocks() -> Parts:
     """
     a = {"small": jnp.asarray([0.6]), "large": jnp.asarray([[0.2, -0.5], [0.4, -0.1]])}
     map_ = jax.tree.map
-
-    def total(tree: Tree) -> Any:
-        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(tree))
+    total = lambda tree: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(tree))
 
     def upper(x1, x2, y1, y2):
         own = total(map_(lambda u, c: 0.5 * (u - c) ** 2, x1, a))
         return own + total(map_(lambda u: 0.5 * u**2, y1))
 
-    def lower(x1, y1, y2):
-        form = lambda x, u, v: 0.5 * (u - x) ** 2 + u * v - 0.5 * v**2
-        return SCALE * total(map_(form, x1, y1, y2))
-
+    form = lambda x, u, v: 0.5 * (u - x) ** 2 + u * v - 0.5 * v**2
+    lower = lambda x1, y1, y2: SCALE * total(map_(form, x1, y1, y2))
     x1 = map_(lambda c: c / 1.25, a)
     half, zero = map_(lambda u: u / 2, x1), map_(jnp.zeros_like, a)
     value = float(upper(x1, None, half, half))
@@ -236,13 +213,9 @@ def double_well() -> Parts:
     f~ = s·½(y1 − x1)² gives y1 = x1; f = ¼(x1² − 1)² + ½(y1 − 1)² is 0 at x1 = y1 = 1 and nowhere
     else. |∂²f/∂x1²| = |3x1² − 1| ≤ 3.32 on |x1| ≤ 1.2.
     """
-
-    def upper(x1, x2, y1, y2):
-        return 0.25 * jnp.sum((x1**2 - 1) ** 2) + 0.5 * jnp.sum((y1 - 1) ** 2)
-
-    def lower(x1, y1, y2):
-        return SCALE * 0.5 * jnp.sum((y1 - x1) ** 2)
-
+    wells = lambda x1: 0.25 * jnp.sum((x1**2 - 1) ** 2)
+    upper = lambda x1, x2, y1, y2: wells(x1) + 0.5 * jnp.sum((y1 - 1) ** 2)
+    lower = lambda x1, y1, y2: SCALE * 0.5 * jnp.sum((y1 - x1) ** 2)
     box, one = terms.Box(-1.2, 1.2), jnp.ones(1)
     start, point = Point(x1=jnp.full(1, 0.6), y1=jnp.full(1, 0.6)), Point(x1=one, y1=one)
     constants = {"upper_smoothness": 3.32, "lower_smoothness": 2 * SCALE, "f_low": 0.0}
@@ -257,13 +230,8 @@ def matrix_game() -> Parts:
     is 0 where 1/(1 + x1) = 0.6, at x1 = 2/3. ‖∇²f~‖ is largest at x1 = y1₀ = y2₀ = 1, where it is
     2s.
     """
-
-    def upper(x1, x2, y1, y2):
-        return 5 * (y1[0] - 0.6) ** 2
-
-    def lower(x1, y1, y2):
-        return SCALE * (x1[0] * y1[0] * y2[0] + y1[1] * y2[1])
-
+    upper = lambda x1, x2, y1, y2: 5 * (y1[0] - 0.6) ** 2
+    lower = lambda x1, y1, y2: SCALE * (x1[0] * y1[0] * y2[0] + y1[1] * y2[1])
     even, answer = jnp.full(2, 0.5), jnp.asarray([0.6, 0.4])
     start = Point(x1=jnp.ones(1), y1=even, y2=even)
     point = Point(x1=jnp.full(1, 2 / 3), y1=answer, y2=answer)
@@ -284,13 +252,9 @@ def worst_group() -> Parts:
     norm at most (1 + √15)/2·s.
     """
     m, targets = jnp.asarray([-1.0, 1.0]), jnp.asarray([0.6, 0.2])
-
-    def upper(x1, x2, y1, y2):
-        return jnp.sum(x2 * 0.5 * (x1[0] - targets) ** 2)
-
-    def lower(x1, y1, y2):
-        return SCALE * (jnp.sum(y2 * 0.5 * (y1[0] - m) ** 2) + x1[0] * y1[0])
-
+    upper = lambda x1, x2, y1, y2: jnp.sum(x2 * 0.5 * (x1[0] - targets) ** 2)
+    weighed = lambda y1, y2: jnp.sum(y2 * 0.5 * (y1[0] - m) ** 2)
+    lower = lambda x1, y1, y2: SCALE * (weighed(y1, y2) + x1[0] * y1[0])
     even = jnp.full(2, 0.5)
     start = Point(x1=jnp.zeros(1), x2=even, y1=jnp.full(1, 0.3), y2=even)
     point = Point(x1=jnp.full(1, 0.4), x2=even, y1=jnp.zeros(1), y2=jnp.asarray([0.3, 0.7]))

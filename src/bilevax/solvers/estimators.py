@@ -19,8 +19,8 @@ from bilevax.trees import Tree
 class Estimator(eqx.Module):
     """From a gradient that one sample gives to an estimate, with what it remembers between."""
 
-    evaluations: eqx.AbstractClassVar[int]  # gradients of one sample that an estimate takes
-    power: eqx.AbstractClassVar[float]  # in theory steps shrink as k to minus this
+    evaluations: ClassVar[int]  # gradients of one sample that an estimate takes
+    power: ClassVar[float]  # in theory steps shrink as k to minus this
 
     @abc.abstractmethod
     def init(self, point: Tree, gradient: Tree) -> Any:

@@ -45,11 +45,6 @@ def as_step(step: Number) -> Array:
     return step if jnp.issubdtype(step.dtype, jnp.inexact) else step.astype(float)
 
 
-def concrete(value: Any) -> bool:
-    """Whether a parameter has numbers now, because JAX is not tracing it."""
-    return not tracing(value)
-
-
 def is_term(value: Any) -> bool:
     return isinstance(value, Term)
 
@@ -62,7 +57,7 @@ def tree_sum(tree: Tree) -> Scalar:
 
 def _show(value: Any) -> str:
     """A parameter for a reader: a number, or the shape of an array."""
-    if isinstance(value, np.ndarray | jax.Array) and concrete(value):
+    if isinstance(value, np.ndarray | jax.Array) and not tracing(value):
         return f"{value:g}" if value.ndim == 0 else f"array{value.shape}"
     return repr(value)
 

@@ -159,14 +159,9 @@ class Ridge(Term):
             return jax.tree.map(lambda a: cast(self.center, a), like)
         return jax.tree.map(lambda c, a: cast(c, a), self.center, like)
 
-    def _square(self, x: Tree) -> Scalar:
-        parts = jax.tree.map(
-            lambda a, c: scalar(self.weight, a) / 2 * jnp.sum((a - c) ** 2), x, self._centers(x)
-        )
-        return tree_sum(parts)
-
     def value(self, x: Tree) -> Scalar:
-        return self._square(x) + self.base.value(x)
+        square = lambda a, c: scalar(self.weight, a) / 2 * jnp.sum((a - c) ** 2)
+        return tree_sum(jax.tree.map(square, x, self._centers(x))) + self.base.value(x)
 
     def prox(self, v: Tree, step: Number) -> Tree:
         step = as_step(step)
@@ -194,10 +189,8 @@ class Ridge(Term):
         return linear - self.value(best)
 
     def residual(self, x: Tree, g: Tree) -> Tree:
-        shifted = jax.tree.map(
-            lambda b, a, c: b + scalar(self.weight, a) * (a - c), g, x, self._centers(x)
-        )
-        return self.base.residual(x, shifted)
+        pulled = lambda b, a, c: b + scalar(self.weight, a) * (a - c)
+        return self.base.residual(x, jax.tree.map(pulled, g, x, self._centers(x)))
 
     def supremum(self, like: Tree) -> Scalar:
         # Any point of the domain is within a diameter of the one nearest to the center.

@@ -15,8 +15,9 @@ from bilevax.arguments import (
     non_negative,
     numbers,
     positive,
+    tracing,
 )
-from bilevax.terms._term import LeafTerm, Number, Scalar, cast, concrete, parameter, scalar
+from bilevax.terms._term import LeafTerm, Number, Scalar, cast, parameter, scalar
 from bilevax.terms._waterfill import FEW, along_axis, pairs, waterfill
 
 # A point lies in a set, or on its curved boundary, when it does up to this many roundings.
@@ -188,15 +189,12 @@ class CappedSimplex(ConvexSet):
     its cap until `total` is used up.
 
     The diameter D is exact for one number, where D² = Σᵢ (aᵢ − aₙ₊₁₋ᵢ)² for the vertex
-    a = (cap, …, cap, rest, 0, …, 0). For unequal caps c (cut at total) D is as hard to find as an
-    answer to the partition problem, and `diameter` is the smaller of two upper bounds on it:
-
-    - that of the larger set in which every entry has the largest cap (exact for equal caps);
-    - D² ≤ Σᵢ bᵢ², where b fills the largest of the bounds min(c, S) first, up to the sum 2·S, for
-      S = min(total, Σ c − total). The positive part of d = u − v adds up to some s, and so does its
-      negative part. Then s ≤ total, and u − d⁺ = min(u, v) ≤ c − |d| adds up to total − s, so that
-      s ≤ Σ c − total. Hence |d| ≤ min(c, S) with Σ |d| ≤ 2·S. The vector b weakly majorises every
-      such |d|, and the sum of squares grows in that order.
+    a = (cap, …, cap, rest, 0, …, 0). For unequal caps c (cut at total), where D is as hard to find
+    as an answer to the partition problem, it is the smaller of two upper bounds: that of the set in
+    which every entry has the largest cap, and D² ≤ Σᵢ bᵢ², where b fills the largest of the bounds
+    min(c, S) first, up to the sum 2·S, for S = min(total, Σ c − total). For d = u − v has d⁺ and d⁻
+    of one sum s ≤ total, and min(u, v) ≤ c − |d| adds up to total − s, so that s ≤ Σ c − total:
+    b weakly majorises every such |d|.
     """
 
     cap: Number = eqx.field(converter=parameter)
@@ -301,7 +299,7 @@ class CappedSimplex(ConvexSet):
 
     def leaf_check(self, x: Array) -> str | None:
         wrong = check_axis(x, self.axis) or check_broadcast(x, cap=self._aligned(jnp.ndim(x)))
-        if wrong or not (concrete(self.cap) and concrete(self.total)):
+        if wrong or tracing(self.cap) or tracing(self.total):
             return wrong
         length = row_length(x, self.axis)
         if length == 0:
@@ -372,7 +370,7 @@ class L2Ball(ConvexSet):
 
     def leaf_check(self, x: Array) -> str | None:
         wrong = check_axis(x, self.axis) or check_broadcast(x, center=self.center)
-        if wrong or not (concrete(self.center) and concrete(self.radius)):
+        if wrong or tracing(self.center) or tracing(self.radius):
             return wrong
         blur = float(jnp.finfo(jnp.result_type(x)).eps) * float(np.max(np.abs(self.center)))
         if blur > 1e-4 * float(self.radius) > 0:
