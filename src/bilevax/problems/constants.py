@@ -75,14 +75,22 @@ def _curvature(function: Callable[..., Array], point: Tree, data: Tree, key: Arr
     """The largest ‖∇²f·v‖/‖v‖ that power iteration meets at one point."""
     slope = jax.grad(lambda p: function(*p) if data is None else function(*p, data))
 
-    def advance(_: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
-        v, best = carry
+    def turned(v: Tree) -> tuple[Tree, Array]:
         _, bent = jax.jvp(slope, (point,), (v,))
-        v, size = _unit(bent)
-        return v, jnp.maximum(best, size)
+        return _unit(bent)
 
-    v = random_unit(point, key)
-    return jax.lax.fori_loop(0, ITERATIONS, advance, (v, jnp.zeros((), trees.dtype_of(v))))[1]
+    return _largest_of_iterates(turned, random_unit(point, key))
+
+
+def _largest_of_iterates(turned: Callable[[Tree], tuple[Tree, Array]], start: Tree) -> Array:
+    """The largest size that `turned` finds, which makes of a vector the next and a size."""
+
+    def advance(_: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
+        v, size = turned(carry[0])
+        return v, jnp.maximum(carry[1], size)
+
+    zero = jnp.zeros((), trees.dtype_of(start))
+    return jax.lax.fori_loop(0, ITERATIONS, advance, (start, zero))[1]
 
 
 def estimate_smoothness(
@@ -181,14 +189,12 @@ def _slope(problem: ConstrainedBilevelProblem, point: Tree, key: Array) -> Array
     values = constraint_values(problem)
     _, pull = jax.vjp(values, point)
 
-    def advance(_: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
-        v, best = carry
+    def turned(v: Tree) -> tuple[Tree, Array]:
         _, moved = jax.jvp(values, (point,), (v,))
         (back,) = pull(moved)
-        return _unit(back)[0], jnp.maximum(best, trees.norm(moved))
+        return _unit(back)[0], trees.norm(moved)
 
-    zero = jnp.zeros((), trees.dtype_of(point))
-    return jax.lax.fori_loop(0, ITERATIONS, advance, (random_unit(point, key), zero))[1]
+    return _largest_of_iterates(turned, random_unit(point, key))
 
 
 @quick
@@ -203,20 +209,18 @@ def _bend(problem: ConstrainedBilevelProblem, point: Tree, key: Array) -> Array:
     def along(v: Tree) -> Callable[[Tree], Tree]:
         return lambda p: jax.jvp(values, (p,), (v,))[1]  # J(p)v
 
-    def turned(w: Tree, v: Tree) -> Tree:
+    def weighed(w: Tree, v: Tree) -> Tree:
         return jax.grad(lambda p: trees.dot(w, along(v)(p)))(point)  # Σ wᵢ∇²cᵢ·v
 
-    def advance(_: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
-        a, b, best = carry
+    def turned(pair: tuple[Tree, Tree]) -> tuple[Tree, Array]:
+        a, b = pair
         w, _ = _unit(jax.jvp(along(b), (point,), (a,))[1])
-        b, _ = _unit(turned(w, a))
-        a, size = _unit(turned(w, b))
-        return a, b, jnp.maximum(best, size)
+        b, _ = _unit(weighed(w, a))
+        a, size = _unit(weighed(w, b))
+        return (a, b), size
 
     first, second = jax.random.split(key)
-    zero = jnp.zeros((), trees.dtype_of(point))
-    start = (random_unit(point, first), random_unit(point, second), zero)
-    return jax.lax.fori_loop(0, ITERATIONS, advance, start)[2]
+    return _largest_of_iterates(turned, (random_unit(point, first), random_unit(point, second)))
 
 
 def estimate_constraint_lipschitz(problem: ConstrainedBilevelProblem, start: Point) -> float:

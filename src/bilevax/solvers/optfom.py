@@ -21,6 +21,18 @@ from bilevax.trees import Layout
 OPEN, EXTRAPOLATE, CLOSE = 0, 1, 2
 
 
+def operator(problem: MinimaxProblem, layout: Layout, w: Array) -> Array:
+    """(∇ₓh, −∇ᵧh) at a flat vector w = (x, y)."""
+    gx, gy = problem.gradient(*layout.unravel(w))
+    return layout.ravel((gx, trees.scale(-1, gy)))
+
+
+def flat_prox(problem: MinimaxProblem, layout: Layout, w: Array, step: Array) -> Array:
+    """The prox step of both terms at a flat vector w = (x, y)."""
+    x, y = layout.unravel(w)
+    return layout.ravel((problem.x.prox(x, step), problem.y.prox(y, step)))
+
+
 class OptFOMState(eqx.Module):
     """Where the algorithm stands between two proximal steps, as flat vectors w = (x, y).
 
@@ -138,11 +150,6 @@ class OptFOM(InnerSolver[OptFOMState]):
         closing_step = jnp.minimum(sigma_x, sigma_y) / smoothness**2
         zero = jnp.zeros_like(sigma_x)
 
-        def operator(w: Array) -> Array:
-            """(∇ₓh̄, −∇ᵧh̄)"""
-            gx, gy = problem.gradient(*layout.unravel(w))
-            return layout.ravel((gx, trees.scale(-1, gy)))
-
         def shortest(w: Array, direction: Array) -> Array:
             """The shortest vector of ∂H. In float32 a step ζ̂ ~ σ/L² drowns `slope` in rounding."""
             (x, y), (gx, minus_gy) = layout.unravel(w), layout.unravel(direction)
@@ -159,11 +166,10 @@ class OptFOM(InnerSolver[OptFOMState]):
         probe = jnp.where(is_open, opened, jnp.where(is_close, s.momentum, s.half))
         base = jnp.where(is_open, opened, jnp.where(is_close, s.momentum, pulled))
         step = jnp.where(is_close, closing_step, short)
-        direction = operator(probe) + jnp.where(is_close, 0, pull * (probe - opened))
-        target = base - step * direction
-        x, y = layout.unravel(target)
-        landed = layout.ravel((problem.x.prox(x, step), problem.y.prox(y, step)))
-        there = operator(landed)
+        back = jnp.where(is_close, 0, pull * (probe - opened))
+        target = base - step * (operator(problem, layout, probe) + back)
+        landed = flat_prox(problem, layout, target, step)
+        there = operator(problem, layout, landed)
         slope = there + (target - landed) / step  # operator + b, in ∂H at `landed`
 
         # One sum serves both tests: line 11, γ‖a + b‖² ≤ ‖w − opened‖²/γ, inside an iteration, and
