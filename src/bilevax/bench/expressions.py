@@ -18,14 +18,13 @@ MAX_NESTING = 200
 # Whole exponents up to here stay Python ints, whose powers JAX differentiates without a logarithm.
 _MAX_WHOLE = 1000
 
-# Operators by their names in the module `operator`, and functions of constants.
+# Operators by their names in the module `operator`, and functions by those in `math`.
 _OPERATORS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul"}
 _OPERATORS |= {ast.Div: "truediv", ast.Pow: "pow"}
-_FUNCTIONS: dict[str, Callable[[float], float]] = {
-    **{name: getattr(math, name) for name in ("exp", "log", "sqrt", "sin", "cos")},
-    "abs": abs,
-}
+_FUNCTIONS = ("exp", "log", "sqrt", "sin", "cos", "abs")
 
+# Values and slopes of functions, the matrix and the sides of a system, and the like.
+Linear = tuple[np.ndarray, np.ndarray]
 # One step of a program: ("number", value), ("x", i), ("y", i), ("neg", 0), (operator, 0),
 # ("power", whole exponent) or (function, 0).
 Step = tuple[str, float]
@@ -129,14 +128,14 @@ class _Reader:
                 self.read(operand, depth + 1)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 self.read(operand, depth + 1)
-                self.apply(node, "neg", 1, lambda a: -a)
+                self.apply(node, "neg", 1)
             case ast.BinOp(op=op) if type(op) in _OPERATORS:
                 self.binary(node, depth)
             case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if (
                 name in _FUNCTIONS and not isinstance(argument, ast.Starred)
             ):
                 self.read(argument, depth + 1)
-                self.apply(node, name, 1, _FUNCTIONS[name])
+                self.apply(node, name, 1)
             case _:
                 self.refuse(node, "not allowed in an expression")
 
@@ -153,16 +152,14 @@ class _Reader:
 
     def operate(self, node: ast.BinOp) -> None:
         name = _OPERATORS[type(node.op)]
-        exponent = self.program[-1]
-        whole = exponent[0] == "number" and exponent[1] % 1 == 0 and abs(exponent[1]) <= _MAX_WHOLE
-        if name != "pow":
-            self.apply(node, name, 2, getattr(operator, name))
-        elif whole and self.program[-2][0] != "number":
-            self.program[-1] = ("power", int(exponent[1]))
+        kind, exponent = self.program[-1]
+        whole = kind == "number" and exponent % 1 == 0 and abs(exponent) <= _MAX_WHOLE
+        if name == "pow" and whole and self.program[-2][0] != "number":
+            self.program[-1] = ("power", int(exponent))
         else:
-            self.apply(node, name, 2, math.pow)
+            self.apply(node, name, 2)
 
-    def apply(self, node: ast.expr, name: str, arity: int, function: Callable[..., float]) -> None:
+    def apply(self, node: ast.expr, name: str, arity: int) -> None:
         """Append an operation; compute it at once where its operands are numbers.
 
         In postfix an operand that is a number is the last step, so the last `arity` steps tell.
@@ -170,7 +167,8 @@ class _Reader:
         operands = self.program[-arity:]
         if all(kind == "number" for kind, _ in operands):
             del self.program[-arity:]
-            self.number(node, lambda: function(*(value for _, value in operands)))
+            compute = math.pow if name == "pow" else functools.partial(_operation, math, name, 0)
+            self.number(node, lambda: compute(*(value for _, value in operands)))
         else:
             self.program.append((name, 0))
 

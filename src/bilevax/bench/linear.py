@@ -277,27 +277,22 @@ def _outcomes(
 
 def _run(case: Case, name: str, outcome: dict, found: Solution | None, together: int) -> LinearRun:
     """A solve with what HiGHS says of its answer."""
-    best, data = case.best, case.data
-    run = LinearRun(
-        *(*case.size, case.name, name),
-        **outcome,
-        together=together,
-        optimum=None if best is None else best.value,
-        optimum_proven=best is not None and best.proven,
-    )
-    if found is None:
-        return run
-    x, y = np.asarray(found.point.x), np.asarray(found.point.y)
-    repaired = linear.repair(data, x).objective
-    return dataclasses.replace(
-        run,
-        rho=float(found.certificate.as_dict()["rho"]),
-        objective=float(found.certificate.objective),
-        violation=linear.violation(data, x, y),
-        lower_gap=linear.lower_gap(data, x, y),
-        repaired_objective=repaired,
-        relative_error=None if best is None else (repaired - best.value) / (abs(best.value) or 1.0),
-    )
+    best, data, judged = case.best, case.data, {}
+    if found is not None:
+        x, y = np.asarray(found.point.x), np.asarray(found.point.y)
+        worth = linear.repair(data, x).objective
+        judged = {
+            "rho": float(found.certificate.as_dict()["rho"]),
+            "objective": float(found.certificate.objective),
+            "violation": linear.violation(data, x, y),
+            "lower_gap": linear.lower_gap(data, x, y),
+            "repaired_objective": worth,
+        }
+        if best is not None:
+            judged["relative_error"] = (worth - best.value) / (abs(best.value) or 1.0)
+    if best is not None:
+        judged |= {"optimum": best.value, "optimum_proven": best.proven}
+    return LinearRun(*case.size, case.name, name, **outcome, **judged, together=together)
 
 
 def _curves(case: Case, found: dict[str, Solution]) -> Curves | None:

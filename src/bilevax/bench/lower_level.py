@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from bilevax.bench.expressions import Expression
+from bilevax.bench.expressions import Expression, Linear
 from bilevax.bench.records import Record
 
 # Where a variable has no bound, the search goes this far from zero.
@@ -27,8 +27,6 @@ _FEASIBLE = 1e-7
 _ROUNDS = 40
 _HIGHS: Any = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
-# Numbers and a matrix: of functions their values and Jacobian, of a system its matrix and sides.
-Linear = tuple[np.ndarray, np.ndarray]
 Smooth = Callable[[np.ndarray], Linear]
 
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from bilevax.arguments import whole
-from bilevax.bench.expressions import Expression
-from bilevax.bench.lower_level import (
-    Linear,
-    clipped,
-    linearised,
-    lower_violation,
-    slsqp,
-    upper_violation,
-)
+from bilevax.bench.expressions import Expression, Linear
+from bilevax.bench.lower_level import clipped, linearised, lower_violation, slsqp, upper_violation
 from bilevax.bench.records import Record
 
 # Where a variable has no bound, starts are drawn this far from zero.

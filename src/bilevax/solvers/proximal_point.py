@@ -20,6 +20,9 @@ from bilevax.solvers.base import InnerSolver, Solver, check_center, check_part, 
 from bilevax.solvers.optfom import OptFOM
 from bilevax.trees import Tree
 
+# The constants of a proximal point method.
+CONSTANTS = ("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight")
+
 
 class ProximalPointState(eqx.Module):
     """The outer iterate, the centre of the dual regulariser, and the inner solver's state."""
@@ -59,10 +62,7 @@ class ProximalPoint(Solver[ProximalPointState]):
     inner: InnerSolver = eqx.field(default_factory=OptFOM)
 
     def __check_init__(self):
-        check_positive(
-            self,
-            *("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight"),
-        )
+        check_positive(self, *CONSTANTS)
         check_center(self, self.center)
         check_part(self, "inner", InnerSolver)
 

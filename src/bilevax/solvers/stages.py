@@ -26,7 +26,7 @@ from bilevax.problems.constants import (
 )
 from bilevax.problems.validate import require, require_bounded
 from bilevax.solvers.base import Solver, check_part, check_positive
-from bilevax.solvers.proximal_point import ProximalPoint, ProximalPointState
+from bilevax.solvers.proximal_point import CONSTANTS, ProximalPoint, ProximalPointState
 from bilevax.terms import PerLeaf
 from bilevax.trees import Tree
 
@@ -207,8 +207,7 @@ class Stages(Solver[StagesState]):
             "diameter": diameter if diameter > 0 else 1.0,
         }
         arrays = {key: jnp.asarray(value, dtype) for key, value in constants.items()}
-        own = ("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight")
-        given = {key: getattr(self.outer, key) for key in own}
+        given = {key: getattr(self.outer, key) for key in CONSTANTS}
         given = {key: jnp.asarray(v, dtype) for key, v in given.items() if v is not None}
         stages = self.count(epsilon) if self.stages is None else int(self.stages)
         outer = dataclasses.replace(self.outer, **given)

@@ -20,6 +20,7 @@ from bilevax.problems.constants import saddle_range, smoothness_of
 from bilevax.problems.deviation import deviation_of
 from bilevax.problems.validate import require, require_bounded
 from bilevax.solvers.base import Solver, check_center, check_part, check_positive
+from bilevax.solvers.proximal_point import CONSTANTS
 from bilevax.solvers.sapd import SAPD, Pull, SAPDState, as_count, check_sampling
 from bilevax.trees import Tree
 
@@ -77,10 +78,7 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
     inner: SAPD = eqx.field(default_factory=SAPD)
 
     def __check_init__(self):
-        check_positive(
-            self,
-            *("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight"),
-        )
+        check_positive(self, *CONSTANTS)
         check_sampling(self)
         check_center(self, self.center)
         one_of(self.returns, "StochasticProximalPoint: returns", "random", "last")

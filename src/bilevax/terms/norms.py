@@ -22,16 +22,19 @@ from bilevax.terms._term import (
     scalar,
     tree_sum,
 )
-from bilevax.terms.sets import (
-    Box,
-    Everywhere,
-    Free,
-    check_axis,
-    check_broadcast,
-    indicator,
-    safe_norm,
-    shortest,
-)
+from bilevax.terms.sets import Box, Everywhere, Free, check_axis, check_broadcast, indicator
+
+
+def shortest(g: Array, low: Array, high: Array) -> Array:
+    """The shortest vector of g + [low, high], entry by entry."""
+    return lax.clamp(g + low, jnp.zeros_like(g), g + high)
+
+
+def safe_norm(x: Array, axis: int | None) -> Array:
+    """Norms along `axis`, kept as an axis of length one; differentiable at zero."""
+    square = jnp.sum(x**2, axis=axis, keepdims=True)
+    zero = square == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
 
 
 class L1(LeafTerm):

@@ -44,18 +44,6 @@ def indicator(x: Array, nearest: Array) -> Scalar:
     return zero_if(jnp.all(close(x, nearest)), x)
 
 
-def shortest(g: Array, low: Array, high: Array) -> Array:
-    """The shortest vector of g + [low, high], entry by entry."""
-    return lax.clamp(g + low, jnp.zeros_like(g), g + high)
-
-
-def safe_norm(x: Array, axis: int | None) -> Array:
-    """Norms along `axis`, kept as an axis of length one; differentiable at zero."""
-    square = jnp.sum(x**2, axis=axis, keepdims=True)
-    zero = square == 0
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
-
-
 def positive_norm(x: Array, axis: int | None) -> Array:
     """Norms along `axis`, kept as an axis of length one; one number for the whole array.
 
