@@ -114,13 +114,12 @@ def predict(
 ) -> Prediction:
     """The theorem's bounds for `PenaltyMethod` (bilevel) or `ProximalPoint` (minimax) on a problem.
 
-    With the constants that the solver would take: those it was given, the problem's, or estimates.
-    Domains must be bounded. What the theorem asks of the function's range is bounded through
-    smoothness and diameter, so these are upper bounds on the paper's K and N. The search for a
-    start with a small gap is not counted in them. For a constrained problem these are the bounds of
-    `thm:constrained`, for its Lagrangian with the multiplier bounds that a run would begin with.
-    With a source of minibatches they are the K and T of `thm:minmax_stoch`, which `PenaltyMethod()`
-    takes (`StochasticProximalPoint()` for a minimax problem), not `solve` by default.
+    With the constants that the solver would take, on bounded domains. The function's range is
+    bounded through smoothness and diameter, so these are upper bounds on the paper's K and N. The
+    search for a start with a small gap is not counted. For a constrained problem these are the
+    bounds of `thm:constrained`, with the multiplier bounds that a run would begin with. With a
+    source of minibatches they are the K and T of `thm:minmax_stoch`, which `PenaltyMethod()` takes
+    (`StochasticProximalPoint()` for a minimax problem), not `solve` by default.
     """
     require_form(problem)
     start = validate(problem.reference(), start)

@@ -1,13 +1,9 @@
 """How the work to a certificate grows: with 1/ε, with the size, and against an exact solver's.
 
-- `epsilon`: gradients to the certificate against ε. Every method chooses its parameters for the ε
-  it is asked for, so each ε is a run of its own.
-- `size`: seconds and memory to the certificate against n, for dense and for sparse data.
-- `exact`: seconds of Adaptive against those of HiGHS on the MILP of the lower level's KKT
-  conditions, which does not use how the problems were drawn.
-
-All on random bilevel linear problems with m = n and l = n/20. Runs that did not certify are in the
-results too.
+`epsilon`: gradients to the certificate against ε, each ε a run of its own. `size`: seconds and
+memory against n, for dense and for sparse data. `exact`: seconds of Adaptive against those of HiGHS
+on the MILP of the lower level's KKT conditions, which does not use how the problems were drawn. All
+on random bilevel linear problems with m = n and l = n/20.
 """
 
 from __future__ import annotations
@@ -149,9 +145,8 @@ class SizeRun(Run):
 class ExactRun(Run):
     """Adaptive and HiGHS on one problem.
 
-    `objective` is that of Adaptive's answer, and `repaired_objective` that of its x with an exact
-    answer of the lower level. `milp_objective` is the best that HiGHS found, and `milp_bound` its
-    lower bound on all. `relative_difference` is that of the repaired objective to HiGHS's. The LP
+    `objective` is that of Adaptive's answer, `repaired_objective` that of its x with an exact
+    answer of the lower level, and `relative_difference` that of the latter to HiGHS's best. The LP
     of `linear.optimum` uses how the problem was drawn; its value is there to judge both.
     """
 

@@ -153,9 +153,8 @@ def repair(data: LinearData, x: Any) -> Repaired:
     """Clip x to its box, solve the lower level exactly, and take its best answer for the upper one.
 
     The answers are the feasible z that complement one optimal set of multipliers: rows with a
-    positive multiplier hold with equality, and entries with a reduced cost stay at their bound. The
-    second LP says just that. To ask for d̃ᵀz ≤ value + ε instead would trade ε for an error in dᵀz
-    that is as many times larger as d is steeper than d̃ along the feasible set.
+    positive multiplier hold with equality, and entries with a reduced cost stay at their bound. To
+    ask for d̃ᵀz ≤ value + ε instead would magnify ε where d is steeper than d̃.
 
     Where the lower level has no feasible point, the objective and the lower value are inf and y is
     NaN. Feasibility is decided to 1e-10 of the largest entry of a row.

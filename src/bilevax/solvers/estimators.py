@@ -61,10 +61,9 @@ class Recursive(Estimator):
     """Recursive momentum (STORM, Cutkosky & Orabona 2019): what the last estimate knew, kept.
 
     d_k = g(w_k; ξ_k) + (1 − a)·(d_{k−1} − g(w_{k−1}; ξ_k)), both gradients of the same sample. Its
-    error e_k = d_k − ∇h(w_k) is (1 − a)·e_{k−1} plus fresh noise, that of a·g at one point and of
-    the *change* of g between the two: small steps make it small, where that of `Plain` stays.
-    With a = 1 it is `Plain`, with a = 0 the recursion of SPIDER and SARAH. a is `momentum`, and
-    shrinks as the square of the steps where these do.
+    error is (1 − a) times the last one plus the noise of a·g and of the *change* of g, which small
+    steps make small. With a = 1 it is `Plain`, with a = 0 the recursion of SPIDER and SARAH. a is
+    `momentum`, and shrinks as the square of the steps where these do.
     """
 
     evaluations: ClassVar[int] = 2

@@ -36,11 +36,10 @@ def flat_prox(problem: MinimaxProblem, layout: Layout, w: Array, step: Array) ->
 class OptFOMState(eqx.Module):
     """Where the algorithm stands between two proximal steps, as flat vectors w = (x, y).
 
-    The paper's z is kept as x = −z/σₓ, which it stands for. Every proximal step of the algorithm
-    reads: gradient at a probe, prox step from a base, gradient where it lands. `mode` says which of
-    the three kinds comes next: the one that opens an iteration (lines 5–9), an extrapolation of the
-    inner loop (lines 12–18), or the one that closes it (lines 25–27). So a step costs two
-    gradients, always, and none is computed twice.
+    The paper's z is kept as x = −z/σₓ. Every proximal step takes the gradient at a probe, a prox
+    step from a base, and the gradient where it lands. `mode` says which kind comes next: the one
+    that opens an iteration (lines 5–9), an extrapolation of the inner loop (lines 12–18), or the
+    one that closes it (lines 25–27).
     """
 
     momentum: Array  # (−z^k/σₓ, y^k)
