@@ -10,19 +10,9 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax.arguments import axis_or_none, finite, interval, non_negative, positive
-from bilevax.terms._term import (
-    LeafTerm,
-    Number,
-    Scalar,
-    Term,
-    Tree,
-    as_step,
-    cast,
-    parameter,
-    scalar,
-    tree_sum,
-)
-from bilevax.terms.sets import Box, Everywhere, Free, check_axis, check_broadcast, indicator
+from bilevax.terms._term import Number, Scalar, Term, as_step, cast, parameter, scalar, tree_sum
+from bilevax.terms.sets import Box, Everywhere, Free, InBox, check_axis, check_broadcast, indicator
+from bilevax.trees import Tree
 
 
 def shortest(g: Array, low: Array, high: Array) -> Array:
@@ -37,7 +27,7 @@ def safe_norm(x: Array, axis: int | None) -> Array:
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
 
 
-class L1(LeafTerm):
+class L1(InBox):
     """weight·Σ |xᵢ|, on the box lower ≤ x ≤ upper (everywhere, unless bounds are given)."""
 
     weight: Number = eqx.field(converter=parameter)
@@ -48,6 +38,9 @@ class L1(LeafTerm):
         non_negative(self.weight, "L1: weight")
         interval(self.lower, self.upper, "L1")
 
+    def bounds(self, x: Array) -> tuple[Array, Array]:
+        return cast(self.lower, x), cast(self.upper, x)
+
     def leaf_value(self, x: Array) -> Scalar:
         return scalar(self.weight, x) * jnp.sum(jnp.abs(x)) + indicator(x, self.leaf_project(x))
 
@@ -56,20 +49,8 @@ class L1(LeafTerm):
         shrink = lax.broadcast(step * scalar(self.weight, v), v.shape)
         return self.leaf_project(v - lax.clamp(-shrink, v, shrink))
 
-    def _box(self) -> Box:
-        return Box(self.lower, self.upper)
-
-    def leaf_project(self, v: Array) -> Array:
-        return self._box().leaf_project(v)
-
-    def leaf_diameter(self, like: Array) -> Scalar:
-        return self._box().leaf_diameter(like)
-
-    def leaf_linear_oracle(self, g: Array) -> Array:
-        return self._box().leaf_linear_oracle(g)
-
     def leaf_conjugate(self, g: Array) -> Scalar:
-        low, high = self._box().bounds(g)
+        low, high = self.bounds(g)
         weight = scalar(self.weight, g)
 
         def at(s: Array) -> Array:
@@ -82,7 +63,7 @@ class L1(LeafTerm):
         return jnp.sum(jnp.maximum(jnp.maximum(at(low), at(high)), at(inner)))
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
-        low, high = self._box().bounds(x)
+        low, high = self.bounds(x)
         weight = scalar(self.weight, x)
         least = jnp.where(x > 0, weight, -weight)
         most = jnp.where(x < 0, -weight, weight)
@@ -91,7 +72,7 @@ class L1(LeafTerm):
         )
 
     def leaf_supremum(self, like: Array) -> Scalar:
-        low, high = self._box().bounds(like)
+        low, high = self.bounds(like)
         weight = scalar(self.weight, like)
         farthest = jnp.sum(jnp.maximum(jnp.abs(low), jnp.abs(high)))
         return jnp.where(weight == 0, 0, weight * farthest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -119,17 +121,12 @@ class Free(Everywhere, ConvexSet):
         return None
 
 
-class Box(ConvexSet):
-    """{x : lower ≤ x ≤ upper}, entry by entry; bounds may be arrays, and infinite."""
+class InBox(LeafTerm):
+    """What the terms whose domain is a box share."""
 
-    lower: Number = eqx.field(converter=parameter)
-    upper: Number = eqx.field(converter=parameter)
-
-    def __check_init__(self):
-        interval(self.lower, self.upper, "Box")
-
+    @abc.abstractmethod
     def bounds(self, x: Array) -> tuple[Array, Array]:
-        return cast(self.lower, x), cast(self.upper, x)
+        """The least and the greatest point of the box, in the shape of x."""
 
     def leaf_project(self, v: Array) -> Array:
         low, high = self.bounds(v)
@@ -143,6 +140,19 @@ class Box(ConvexSet):
         low, high = self.bounds(g)
         zero = jnp.zeros_like(g)
         return lax.select(g > zero, high, lax.select(g < zero, low, lax.clamp(low, zero, high)))
+
+
+class Box(InBox, ConvexSet):
+    """{x : lower ≤ x ≤ upper}, entry by entry; bounds may be arrays, and infinite."""
+
+    lower: Number = eqx.field(converter=parameter)
+    upper: Number = eqx.field(converter=parameter)
+
+    def __check_init__(self):
+        interval(self.lower, self.upper, "Box")
+
+    def bounds(self, x: Array) -> tuple[Array, Array]:
+        return cast(self.lower, x), cast(self.upper, x)
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
         # The normal cone adds any number ≤ 0 at the lower bound and any ≥ 0 at the upper one.
