@@ -23,7 +23,6 @@ import numpy as np
 from bilevax.arguments import non_negative, positive, whole
 from bilevax.bench import linear as experiments
 from bilevax.bench import output, sparse
-from bilevax.bench.growth_plot import plot
 from bilevax.bench.isolation import isolated, peak_memory
 from bilevax.bench.output import aligned, check_choices, median, number, numbers
 from bilevax.bench.runs import Run, attempt, certified_of, refusals
@@ -45,6 +44,8 @@ OPTIONS = {
     "exact": ("exact_sizes", "big_m", "exact_seconds"),
 }
 PARTS = tuple(OPTIONS)
+# What the open markers of the figure mean.
+OPEN = "stopped: not certified, not proven"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -423,3 +424,67 @@ def _exact_table(results: Results) -> str:
         lines.append(said)
     lines += [f"HiGHS, n = {run.n}: {run.milp_sentence}" for run in runs if run.milp_sentence]
     return "\n".join([*lines, *refusals(runs)])
+
+
+def plot(results: Results, path: Path) -> None:
+    """Draw the parts that have runs. Open markers are runs not certified or not proven."""
+    parts = [part for part, runs in results.runs.items() if runs]
+    panels = {"epsilon": _epsilon_panel, "size": _size_panel, "exact": _exact_panel}
+    with output.figure(path, len(parts), (5.5 * len(parts), 4.2)) as (_, axes):
+        for own, part in zip(axes, parts):
+            panels[part](own, results)
+            own.set(xscale="log", yscale="log")
+            own.legend(frameon=False, fontsize="small")
+
+
+def _epsilon_panel(axes: Any, results: Results) -> None:
+    for rank, one in enumerate(results.fits):
+        runs = [run for run in results.runs["epsilon"] if run.method == one.method]
+        slope = "no fit" if one.exponent is None else f"(1/ε)^{one.exponent:.2f}"
+        label = f"{one.method}: {slope}, {one.runs} of {one.all_runs} certified"
+        points = [(1 / r.tolerance, r.gradients, r.certified) for r in runs if r.gradients]
+        _curve(axes, points, label, rank)
+    axes.set(xlabel="1/ε", ylabel="gradient evaluations", title="Gradients to the certificate")
+
+
+def _size_panel(axes: Any, results: Results) -> None:
+    runs = results.runs["size"]
+    for rank, data in enumerate(dict.fromkeys(run.data for run in runs)):
+        own = [run for run in runs if run.data == data and run.seconds is not None]
+        _curve(axes, [(run.n, run.seconds, run.certified) for run in own], data, rank)
+        _whole_calls(axes, own, f"{data}, whole call", rank)
+    axes.set(xlabel="n = m", ylabel="seconds", title="Time to the certificate")
+
+
+def _exact_panel(axes: Any, results: Results) -> None:
+    runs = results.runs["exact"]
+    own = [(run.n, run.seconds, run.certified) for run in runs if run.seconds is not None]
+    _curve(axes, own, "Adaptive", 0)
+    _whole_calls(axes, runs, "Adaptive, whole call", 0)
+    _curve(axes, [(run.n, run.milp_seconds, run.milp_proven) for run in runs], "HiGHS, MILP", 1)
+    axes.set(xlabel="n = m", ylabel="seconds", title="Against an exact solver")
+
+
+def _whole_calls(axes: Any, runs: Sequence[Any], label: str, rank: int) -> None:
+    """The seconds of whole calls as a dotted line, also of runs that did not certify."""
+    calls = [(run.n, run.call_seconds) for run in runs if run.call_seconds is not None]
+    axes.plot(*_columns(calls), ":", color=f"C{rank}", linewidth=1.2, label=label)
+
+
+def _curve(axes: Any, points: Sequence[tuple[Any, Any, bool]], label: str, rank: int) -> None:
+    """Filled points where the goal was reached, with a line through their medians."""
+    color = f"C{rank}"
+    reached = [(x, y) for x, y, goal in points if goal]
+    missed = [(x, y) for x, y, goal in points if not goal]
+    places = sorted({x for x, _ in reached})
+    medians = [np.median([y for x, y in reached if x == place]) for place in places]
+    axes.plot(places, medians, color=color, linewidth=1.4, label=label)
+    axes.plot(*_columns(reached), "o", color=color, markersize=4)
+    # One entry of the legend explains the open markers of all curves.
+    seen = axes.get_legend_handles_labels()[1]
+    label = OPEN if missed and OPEN not in seen else "_nolegend_"
+    axes.plot(*_columns(missed), "o", color=color, markersize=5, mfc="none", label=label)
+
+
+def _columns(points: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    return [x for x, _ in points], [y for _, y in points]
