@@ -92,7 +92,7 @@ def lower_gap(record: Record, x: np.ndarray, y: np.ndarray, *, relax: float = 0.
 def lower_violation(record: Record, x: np.ndarray, y: np.ndarray) -> float:
     """The largest violation of the lower level's constraints; ∞ where one is undefined."""
     bounds = [(y, record.y_bounds)] if record.y_bounds_in_lower_level else []
-    return _violation(record.lower_constraints, record.lower_equalities, bounds, x, y)
+    return _violation(record, "lower", bounds, x, y)
 
 
 def upper_violation(record: Record, x: np.ndarray, y: np.ndarray) -> float:
@@ -100,17 +100,14 @@ def upper_violation(record: Record, x: np.ndarray, y: np.ndarray) -> float:
     bounds = [(x, record.x_bounds)]
     if not record.y_bounds_in_lower_level:
         bounds.append((y, record.y_bounds))
-    return _violation(record.upper_constraints, record.upper_equalities, bounds, x, y)
+    return _violation(record, "upper", bounds, x, y)
 
 
 def _violation(
-    constraints: Sequence[Expression],
-    equalities: Sequence[Expression],
-    bounds: Sequence[tuple[np.ndarray, np.ndarray]],
-    x: np.ndarray,
-    y: np.ndarray,
+    record: Record, level: str, bounds: Sequence[Linear], x: np.ndarray, y: np.ndarray
 ) -> float:
-    excesses = [float(g(x, y)) for g in constraints] + [abs(float(h(x, y))) for h in equalities]
+    excesses = [float(g(x, y)) for g in getattr(record, f"{level}_constraints")]
+    excesses += [abs(float(h(x, y))) for h in getattr(record, f"{level}_equalities")]
     for point, box in bounds:
         excesses += [*(box[:, 0] - point), *(point - box[:, 1])]
     return float(np.nan_to_num(np.max([0.0, *excesses]), nan=np.inf, posinf=np.inf))
@@ -121,12 +118,10 @@ def lower_level_is_affine(record: Record) -> bool:
     """Whether f, g and h are affine in y for fixed x: the same slope in y at random points."""
     rng = np.random.default_rng(0)
     functions = (record.lower, *record.lower_constraints, *record.lower_equalities)
-    wanted = slice(record.n_x, None)
     for _ in range(5):
         x = rng.uniform(*clipped(record.x_bounds).T)
-        here, there = rng.uniform(*clipped(record.y_bounds).T, size=(2, record.n_y))
-        _, slopes = linearised(functions, x, here, wanted)
-        _, others = linearised(functions, x, there, wanted)
+        pair = rng.uniform(*clipped(record.y_bounds).T, size=(2, record.n_y))
+        slopes, others = (linearised(functions, x, y, slice(record.n_x, None))[1] for y in pair)
         scale = 1 + np.abs(slopes).max(axis=1, keepdims=True)
         # NaN must not count as equal.
         if not np.all(np.abs(slopes - others) <= 1e-12 * scale):
