@@ -47,6 +47,12 @@ def non_negative(value: Any, name: str) -> None:
         raise ValueError(f"{name} must be finite and ≥ 0, not {value}")
 
 
+def one_of(value: Any, name: str, *choices: str) -> None:
+    """Refuse what is none of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, not {value!r}")
+
+
 def whole(value: Any, name: str, least: int) -> None:
     """Refuse what is not a whole number ≥ `least`."""
     is_whole = isinstance(value, int | np.integer) or (isinstance(value, float) and value % 1 == 0)

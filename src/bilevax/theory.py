@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -11,14 +10,9 @@ import jax.numpy as jnp
 
 from bilevax import trees
 from bilevax.problems import BilevelProblem, Form, MinimaxProblem, Point, registered
-from bilevax.problems.constants import lower_smoothness_of, range_of, upper_smoothness_of
+from bilevax.problems.constants import saddle_range, smoothness_of, upper_range
 from bilevax.problems.reformulate import penalty, penalty_blocks
-from bilevax.problems.validate import (
-    require_bounded,
-    require_form,
-    require_precision,
-    validate,
-)
+from bilevax.problems.validate import require_bounded, require_form, require_precision, validate
 from bilevax.solvers import PenaltyMethod, ProximalPoint, StochasticProximalPoint
 from bilevax.solvers.penalty import PenaltyConstants, penalty_constants
 
@@ -120,13 +114,12 @@ def predict(
 ) -> Prediction:
     """The theorem's bounds for `PenaltyMethod` (bilevel) or `ProximalPoint` (minimax) on a problem.
 
-    With the constants that the solver would take: those it was given, the problem's, or estimates.
-    Domains must be bounded. What the theorem asks of the function's range is bounded through
-    smoothness and diameter, so these are upper bounds on the paper's K and N. The search for a
-    start with a small gap is not counted in them. For a constrained problem these are the bounds of
-    `thm:constrained`, for its Lagrangian with the multiplier bounds that a run would begin with.
-    With a source of minibatches they are the K and T of `thm:minmax_stoch`, which `PenaltyMethod()`
-    takes (`StochasticProximalPoint()` for a minimax problem), not `solve` by default.
+    With the constants that the solver would take, on bounded domains. The function's range is
+    bounded through smoothness and diameter, so these are upper bounds on the paper's K and N. The
+    search for a start with a small gap is not counted. For a constrained problem these are the
+    bounds of `thm:constrained`, with the multiplier bounds that a run would begin with. With a
+    source of minibatches they are the K and T of `thm:minmax_stoch`, which `PenaltyMethod()` takes
+    (`StochasticProximalPoint()` for a minimax problem), not `solve` by default.
     """
     require_form(problem)
     start = validate(problem.reference(), start)
@@ -142,40 +135,35 @@ def predict(
     return _predicted(method.prepare(problem, start, float(tolerance)), problem, start)
 
 
-@functools.singledispatch
 def _method(problem: Form) -> Any:
     """The paper's method for a form."""
+    stochastic = StochasticProximalPoint if problem.sampled else ProximalPoint
+    methods = {BilevelProblem: PenaltyMethod, MinimaxProblem: stochastic}
+    for form in type(problem).__mro__:
+        if form in methods:
+            return methods[form]()
     raise TypeError(f"the paper has no bounds for a {type(problem).__name__}")
 
 
-@_method.register
-def _(problem: BilevelProblem) -> PenaltyMethod:
-    return PenaltyMethod()
-
-
-@_method.register
-def _(problem: MinimaxProblem) -> ProximalPoint | StochasticProximalPoint:
-    return StochasticProximalPoint() if problem.sampled else ProximalPoint()
-
-
-@functools.singledispatch
 def _predicted(prepared: Any, problem: Any, start: Point) -> Prediction:
     """What the theorem of a prepared method says."""
-    raise TypeError(f"the paper has no bounds for {type(prepared).__name__}")
-
-
-def _bounds(
-    outer: Any, x_diameter: float, y_diameter: float, descent: float, below: float
-) -> Bounds:
-    return minimax_bounds(
+    own = {"rho": float(prepared.rho)} if isinstance(prepared, PenaltyMethod) else {}
+    outer = prepared.outer if own else prepared
+    if isinstance(outer, StochasticProximalPoint):
+        return _stochastic(outer, own)
+    if not isinstance(outer, ProximalPoint):
+        raise TypeError(f"the paper has no bounds for {type(prepared).__name__}")
+    constants, Dp, Dq, descent, below = (_penalty if own else _minimax)(prepared, problem, start)
+    bounds = minimax_bounds(
         epsilon=float(outer.tolerance),
         inner_tolerance=float(outer.inner_tolerance),
         smoothness=float(outer.smoothness),
-        x_diameter=x_diameter,
-        y_diameter=max(y_diameter, 1e-8),  # a domain of one point
+        x_diameter=Dp,
+        y_diameter=max(Dq, 1e-8),  # a domain of one point
         descent=descent,
         range_below=below,
     )
+    return Prediction(constants, bounds)
 
 
 def _stochastic(outer: StochasticProximalPoint, constants: dict[str, float]) -> Prediction:
@@ -190,50 +178,30 @@ def _stochastic(outer: StochasticProximalPoint, constants: dict[str, float]) -> 
     return Prediction(constants, StochasticBounds(*times))
 
 
-@_predicted.register
-def _(prepared: StochasticProximalPoint, problem: MinimaxProblem, start: Point) -> Prediction:
-    return _stochastic(prepared, {})
+# The constants, the two diameters, the descent and the range below of a method's theorem.
+Sizes = tuple[dict[str, float], float, float, float, float]
 
 
-@_predicted.register
-def _(prepared: ProximalPoint, problem: MinimaxProblem, start: Point) -> Prediction:
+def _minimax(prepared: ProximalPoint, problem: MinimaxProblem, start: Point) -> Sizes:
     L = float(prepared.smoothness)
     Dp, Dq = float(problem.x.diameter(start.x)), float(problem.y.diameter(start.y))
-    low, high = range_of(problem.smooth, (start.x, start.y), L, math.hypot(Dp, Dq))
-    high += float(problem.x.supremum(start.x))
-    low -= float(problem.y.supremum(start.y))
+    low, high = saddle_range(problem, start, L, math.hypot(Dp, Dq))
     constants = {"smoothness": L, "x_diameter": Dp, "y_diameter": Dq}
-    return Prediction(constants, _bounds(prepared, Dp, Dq, high - low, high - low))
+    return constants, Dp, Dq, high - low, high - low
 
 
-@_predicted.register
-def _(prepared: PenaltyMethod, problem: BilevelProblem, start: Point) -> Prediction:
-    if isinstance(prepared.outer, StochasticProximalPoint):
-        return _stochastic(prepared.outer, {"rho": float(prepared.rho)})
-    rho, gap = float(prepared.rho), float(prepared.start_gap)
+def _penalty(prepared: PenaltyMethod, problem: BilevelProblem, start: Point) -> Sizes:
+    rho, gap, L = float(prepared.rho), float(prepared.start_gap), float(prepared.smoothness)
     x, y = penalty_blocks(start)
     penalised = penalty(problem, rho)
     D1, D2 = float(penalised.x.diameter(x)), float(penalised.y.diameter(y))
-    everything = math.hypot(D1, D2)
     # max f(x⁰, ·) − f_low; on top comes ρ times the start's gap, which is 1 in the paper.
-    Lf, upper = upper_smoothness_of(problem, start), (start.x1, start.x2, start.y1, start.y2)
-    f_low, f_high = range_of(problem.smooth_upper, upper, Lf, everything)
-    f_high += float(problem.x1.supremum(start.x1))
-    f_low -= 0.0 if problem.x2 is None else float(problem.x2.supremum(start.x2))
-    f_low = f_low if problem.f_low is None else float(problem.f_low)
+    f_low, f_high = upper_range(problem, start, math.hypot(D1, D2))
     # H_low is over z1 and z2 too, where the penalty can be far below f_low (the paper's C has f_low
     # there; it stands inside a logarithm).
-    H_low, _ = range_of(penalised.smooth, (x, y), float(prepared.smoothness), everything)
-    H_low -= float(penalised.y.supremum(y))
+    H_low, _ = saddle_range(penalised, Point(x=x, y=y), L, math.hypot(D1, D2))
     top = f_high + rho * gap
-    constants = {
-        "upper_smoothness": Lf,
-        "lower_smoothness": lower_smoothness_of(problem, start),
-        "rho": rho,
-        "smoothness": float(prepared.smoothness),
-        "inner_tolerance": float(prepared.inner_tolerance),
-        "D1": D1,
-        "D2": D2,
-        "f_low": f_low,
-    }
-    return Prediction(constants, _bounds(prepared.outer, D1, D2, top - f_low, top - H_low))
+    constants = {f"{f}_smoothness": smoothness_of(problem, start, f) for f in ("upper", "lower")}
+    constants |= {"rho": rho, "smoothness": L, "inner_tolerance": float(prepared.inner_tolerance)}
+    constants |= {"D1": D1, "D2": D2, "f_low": f_low}
+    return constants, D1, D2, top - f_low, top - H_low

@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees of arrays that optax does not have in the form wanted here."""
+"""Arithmetic on pytrees of arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax.tree_utils as otu
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
@@ -82,7 +81,7 @@ def combine(ca: ArrayLike, a: Tree, cb: ArrayLike, b: Tree) -> Tree:
 
 def subtract(a: Tree, b: Tree) -> Tree:
     """a − b"""
-    return otu.tree_sub(a, b)
+    return jax.tree.map(operator.sub, a, b)
 
 
 def scale(factor: ArrayLike, a: Tree) -> Tree:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,14 +18,13 @@ MAX_NESTING = 200
 # Whole exponents up to here stay Python ints, whose powers JAX differentiates without a logarithm.
 _MAX_WHOLE = 1000
 
-# Operators by their names in the module `operator`, and functions of constants.
+# Operators by their names in the module `operator`, and functions by those in `math`.
 _OPERATORS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul"}
 _OPERATORS |= {ast.Div: "truediv", ast.Pow: "pow"}
-_FUNCTIONS: dict[str, Callable[[float], float]] = {
-    **{name: getattr(math, name) for name in ("exp", "log", "sqrt", "sin", "cos")},
-    "abs": abs,
-}
+_FUNCTIONS = ("exp", "log", "sqrt", "sin", "cos", "abs")
 
+# Values and slopes of functions, the matrix and the sides of a system, and the like.
+Linear = tuple[np.ndarray, np.ndarray]
 # One step of a program: ("number", value), ("x", i), ("y", i), ("neg", 0), (operator, 0),
 # ("power", whole exponent) or (function, 0).
 Step = tuple[str, float]
@@ -46,11 +46,11 @@ class Expression:
 
     def __call__(self, x: Any, y: Any) -> Any:
         if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
-            value = _run(self.program, x, y, jnp)
+            value = _run(self.program, x, y, functools.partial(_operation, jnp))
             return value if not isinstance(value, float) else jnp.asarray(value, y.dtype)
         # Outside its domain a function is NaN or infinite, as in JAX; that is not worth a warning.
         with np.errstate(all="ignore"):
-            value = _run(self.program, x, y, np)
+            value = _run(self.program, x, y, functools.partial(_operation, np))
         return value if not isinstance(value, float) else y.dtype.type(value)
 
     def linearised(self, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
@@ -58,7 +58,7 @@ class Expression:
         n = self.n_x + self.n_y
         seeds = [_Dual(value, unit) for value, unit in zip(np.concatenate([x, y]), np.eye(n))]
         with np.errstate(all="ignore"):
-            value = _run(self.program, seeds[: self.n_x], seeds[self.n_x :], _Dual)
+            value = _run(self.program, seeds[: self.n_x], seeds[self.n_x :], _differentiated)
         dual = value if isinstance(value, _Dual) else _Dual(value, np.zeros(n))
         return float(dual.value), dual.gradient
 
@@ -128,14 +128,14 @@ class _Reader:
                 self.read(operand, depth + 1)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 self.read(operand, depth + 1)
-                self.apply(node, "neg", 1, lambda a: -a)
+                self.apply(node, "neg", 1)
             case ast.BinOp(op=op) if type(op) in _OPERATORS:
                 self.binary(node, depth)
             case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if (
                 name in _FUNCTIONS and not isinstance(argument, ast.Starred)
             ):
                 self.read(argument, depth + 1)
-                self.apply(node, name, 1, _FUNCTIONS[name])
+                self.apply(node, name, 1)
             case _:
                 self.refuse(node, "not allowed in an expression")
 
@@ -152,16 +152,14 @@ class _Reader:
 
     def operate(self, node: ast.BinOp) -> None:
         name = _OPERATORS[type(node.op)]
-        exponent = self.program[-1]
-        whole = exponent[0] == "number" and exponent[1] % 1 == 0 and abs(exponent[1]) <= _MAX_WHOLE
-        if name != "pow":
-            self.apply(node, name, 2, getattr(operator, name))
-        elif whole and self.program[-2][0] != "number":
-            self.program[-1] = ("power", int(exponent[1]))
+        kind, exponent = self.program[-1]
+        whole = kind == "number" and exponent % 1 == 0 and abs(exponent) <= _MAX_WHOLE
+        if name == "pow" and whole and self.program[-2][0] != "number":
+            self.program[-1] = ("power", int(exponent))
         else:
-            self.apply(node, name, 2, math.pow)
+            self.apply(node, name, 2)
 
-    def apply(self, node: ast.expr, name: str, arity: int, function: Callable[..., float]) -> None:
+    def apply(self, node: ast.expr, name: str, arity: int) -> None:
         """Append an operation; compute it at once where its operands are numbers.
 
         In postfix an operand that is a number is the last step, so the last `arity` steps tell.
@@ -169,7 +167,8 @@ class _Reader:
         operands = self.program[-arity:]
         if all(kind == "number" for kind, _ in operands):
             del self.program[-arity:]
-            self.number(node, lambda: function(*(value for _, value in operands)))
+            compute = math.pow if name == "pow" else functools.partial(_operation, math, name, 0)
+            self.number(node, lambda: compute(*(value for _, value in operands)))
         else:
             self.program.append((name, 0))
 
@@ -183,95 +182,56 @@ class _Reader:
         self.program.append(("number", value))
 
 
-def _run(program: Sequence[Step], x: Any, y: Any, functions: Any) -> Any:
-    """The value of a program; `functions` has exp, log, … for the kind of numbers in x and y."""
+def _run(program: Sequence[Step], x: Any, y: Any, operation: Callable[..., Any]) -> Any:
+    """The value of a program; `operation` computes one step from its kind and operands."""
     stack: list[Any] = []
     for kind, payload in program:
         if kind == "number":
             stack.append(payload)
-        elif kind == "x":
-            stack.append(x[int(payload)])
-        elif kind == "y":
-            stack.append(y[int(payload)])
-        elif kind == "neg":
-            stack.append(-stack.pop())
-        elif kind == "power":
-            stack.append(stack.pop() ** payload)
-        elif kind in _OPERATORS.values():
-            right = stack.pop()
-            stack.append(getattr(operator, kind)(stack.pop(), right))
+        elif kind in ("x", "y"):
+            stack.append((x if kind == "x" else y)[int(payload)])
         else:
-            stack.append(getattr(functions, kind)(stack.pop()))
+            many = 2 if kind in _OPERATORS.values() else 1
+            stack[-many:] = [operation(kind, payload, *stack[-many:])]
     return stack.pop()
 
 
-class _Dual:
+def _operation(functions: Any, kind: str, payload: float, *operands: Any) -> Any:
+    """One step; `functions` has exp, log, … for the kind of numbers that the operands are."""
+    if kind == "power":
+        return operands[0] ** payload
+    return getattr(operator if hasattr(operator, kind) else functions, kind)(*operands)
+
+
+class _Dual(NamedTuple):
     """u with ∇u, carried through arithmetic: forward differentiation."""
 
-    __slots__ = ("gradient", "value")
+    value: Any
+    gradient: np.ndarray
 
-    def __init__(self, value: Any, gradient: np.ndarray):
-        self.value, self.gradient = value, gradient
 
-    def __neg__(self) -> _Dual:
-        return _Dual(-self.value, -self.gradient)
+# The derivatives of u, the value of an operation, in its operands a and b; n is a whole exponent.
+_SLOPES: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "neg": lambda u, n, a: (-1.0,),
+    "add": lambda u, n, a, b: (1.0, 1.0),
+    "sub": lambda u, n, a, b: (1.0, -1.0),
+    "mul": lambda u, n, a, b: (b, a),
+    "truediv": lambda u, n, a, b: (1 / b, -u / b),
+    "pow": lambda u, n, a, b: (b * a ** (b - 1), u * np.log(a)),
+    "power": lambda u, n, a: (n * a ** (n - 1) if n else 0.0,),  # u⁰ is flat where u⁻¹ is infinite
+    "exp": lambda u, n, a: (u,),
+    "log": lambda u, n, a: (1 / a,),
+    "sqrt": lambda u, n, a: (0.5 / u,),
+    "sin": lambda u, n, a: (np.cos(a),),
+    "cos": lambda u, n, a: (-np.sin(a),),
+    "abs": lambda u, n, a: (np.sign(a),),
+}
 
-    def __add__(self, other: _Dual | float) -> _Dual:
-        if not isinstance(other, _Dual):
-            return _Dual(self.value + other, self.gradient)
-        return _Dual(self.value + other.value, self.gradient + other.gradient)
 
-    __radd__ = __add__
-
-    def __sub__(self, other: _Dual | float) -> _Dual:
-        return self + -other
-
-    def __rsub__(self, other: float) -> _Dual:
-        return -self + other
-
-    def __mul__(self, other: _Dual | float) -> _Dual:
-        if not isinstance(other, _Dual):
-            return _Dual(self.value * other, self.gradient * other)
-        slope = self.value * other.gradient + other.value * self.gradient
-        return _Dual(self.value * other.value, slope)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: _Dual | float) -> _Dual:
-        if not isinstance(other, _Dual):
-            return _Dual(self.value / other, self.gradient / other)
-        ratio = self.value / other.value
-        return _Dual(ratio, (self.gradient - ratio * other.gradient) / other.value)
-
-    def __rtruediv__(self, other: float) -> _Dual:
-        ratio = other / self.value
-        return _Dual(ratio, -ratio / self.value * self.gradient)
-
-    def __pow__(self, other: _Dual | float) -> _Dual:
-        if isinstance(other, _Dual):
-            return _Dual.exp(other * _Dual.log(self))
-        # u⁰ is flat even where u⁻¹ is infinite.
-        slope = other * self.value ** (other - 1) if other else 0.0
-        return _Dual(self.value**other, slope * self.gradient)
-
-    def __rpow__(self, other: float) -> _Dual:
-        return _Dual.exp(self * np.log(other))
-
-    def exp(self) -> _Dual:
-        value = np.exp(self.value)
-        return _Dual(value, value * self.gradient)
-
-    def log(self) -> _Dual:
-        return _Dual(np.log(self.value), self.gradient / self.value)
-
-    def sqrt(self) -> _Dual:
-        return self**0.5
-
-    def sin(self) -> _Dual:
-        return _Dual(np.sin(self.value), np.cos(self.value) * self.gradient)
-
-    def cos(self) -> _Dual:
-        return _Dual(np.cos(self.value), -np.sin(self.value) * self.gradient)
-
-    def abs(self) -> _Dual:
-        return _Dual(np.abs(self.value), np.sign(self.value) * self.gradient)
+def _differentiated(kind: str, payload: float, *operands: _Dual | float) -> _Dual:
+    """One step on numbers of which at least one has a gradient, by the chain rule."""
+    values = [np.float64(o.value if isinstance(o, _Dual) else o) for o in operands]
+    value = _operation(np, kind, payload, *values)
+    pairs = zip(_SLOPES[kind](value, payload, *values), operands)
+    parts = [slope * o.gradient for slope, o in pairs if isinstance(o, _Dual)]
+    return _Dual(value, functools.reduce(operator.add, parts))

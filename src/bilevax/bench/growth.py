@@ -1,13 +1,9 @@
 """How the work to a certificate grows: with 1/ε, with the size, and against an exact solver's.
 
-- `epsilon`: gradients to the certificate against ε. Every method chooses its parameters for the ε
-  it is asked for, so each ε is a run of its own.
-- `size`: seconds and memory to the certificate against n, for dense and for sparse data.
-- `exact`: seconds of Adaptive against those of HiGHS on the MILP of the lower level's KKT
-  conditions, which does not use how the problems were drawn.
-
-All on random bilevel linear problems with m = n and l = n/20. Runs that did not certify are in the
-results too.
+`epsilon`: gradients to the certificate against ε, each ε a run of its own. `size`: seconds and
+memory against n, for dense and for sparse data. `exact`: seconds of Adaptive against those of HiGHS
+on the MILP of the lower level's KKT conditions, which does not use how the problems were drawn. All
+on random bilevel linear problems with m = n and l = n/20.
 """
 
 from __future__ import annotations
@@ -27,9 +23,8 @@ import numpy as np
 from bilevax.arguments import non_negative, positive, whole
 from bilevax.bench import linear as experiments
 from bilevax.bench import output, sparse
-from bilevax.bench.growth_plot import plot
 from bilevax.bench.isolation import isolated, peak_memory
-from bilevax.bench.output import aligned, check_choices, median, number
+from bilevax.bench.output import aligned, check_choices, median, number, numbers
 from bilevax.bench.runs import Run, attempt, certified_of, refusals
 from bilevax.problems import ConstrainedBilevelProblem, Point, linear
 from bilevax.problems.library import bilevel_linear, bilevel_linear_from, linear_problem
@@ -49,6 +44,8 @@ OPTIONS = {
     "exact": ("exact_sizes", "big_m", "exact_seconds"),
 }
 PARTS = tuple(OPTIONS)
+# What the open markers of the figure mean.
+OPEN = "stopped: not certified, not proven"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +146,8 @@ class SizeRun(Run):
 class ExactRun(Run):
     """Adaptive and HiGHS on one problem.
 
-    `objective` is that of Adaptive's answer, and `repaired_objective` that of its x with an exact
-    answer of the lower level. `milp_objective` is the best that HiGHS found, and `milp_bound` its
-    lower bound on all. `relative_difference` is that of the repaired objective to HiGHS's. The LP
+    `objective` is that of Adaptive's answer, `repaired_objective` that of its x with an exact
+    answer of the lower level, and `relative_difference` that of the latter to HiGHS's best. The LP
     of `linear.optimum` uses how the problem was drawn; its value is there to judge both.
     """
 
@@ -250,14 +246,13 @@ def experiment(settings: Settings, progress: bool | None = None) -> Results:
 
 def _calls(part: str, settings: Settings) -> list[tuple[Any, ...]]:
     """The functions to call for a part, each with its arguments."""
-    if part == "epsilon":
-        seeds = range(settings.seed, settings.seed + settings.instances)
-        given = itertools.product(settings.methods, settings.tolerances, seeds)
-        return [(epsilon_run, *one) for one in given]
-    if part == "size":
-        given = itertools.product(settings.sizes, ("dense", "sparse"))
-        return [(size_run, *one) for one in given]
-    return [(exact_run, n) for n in settings.exact_sizes]
+    seeds = range(settings.seed, settings.seed + settings.instances)
+    call, *choices = {
+        "epsilon": (epsilon_run, settings.methods, settings.tolerances, seeds),
+        "size": (size_run, settings.sizes, ("dense", "sparse")),
+        "exact": (exact_run, settings.exact_sizes),
+    }[part]
+    return [(call, *given) for given in itertools.product(*choices)]
 
 
 def _rows(n: int) -> int:
@@ -371,14 +366,10 @@ def _epsilon_table(results: Results) -> str:
     for name, tolerance in dict.fromkeys((run.method, run.tolerance) for run in runs):
         own = [run for run in runs if (run.method, run.tolerance) == (name, tolerance)]
         known = [run for run in own if run.epsilon is not None]
-        rows.append(
-            [
-                *(name, f"{tolerance:g}", certified_of(own)),
-                number(median([run.gradients for run in known]), ",.0f"),
-                number(median([run.seconds for run in known]), ".2f"),
-                number(max((run.epsilon or 0.0 for run in known), default=None), ".1e"),
-            ]
-        )
+        medians = [median([run.gradients for run in known]), median([run.seconds for run in known])]
+        largest = max((run.epsilon or 0.0 for run in known), default=None)
+        cells = map(number, [*medians, largest], (",.0f", ".2f", ".1e"))
+        rows.append([name, f"{tolerance:g}", certified_of(own), *cells])
     lines = [aligned(rows, left=(0,)), "Medians, also over runs that did not certify."]
     return "\n".join([*lines, *(_sentence(one) for one in results.fits), *refusals(runs)])
 
@@ -394,14 +385,12 @@ def _size_table(results: Results) -> str:
     runs: list[SizeRun] = results.runs["size"]
     rows = [["data", "n", "l", "status", "ε", "gradients", "seconds", "compilation", "setting up"]]
     rows[0] += ["data, MB", "peak, MB"]
+    forms = {"epsilon": ".1e", "gradients": ",d", "seconds": ".2f"}
+    forms |= {"compile_seconds": ".1f", "setup_seconds": ".1f"}
     rows += [
         [
             *(run.data, str(run.n), str(_rows(run.n)), run.status),
-            number(run.epsilon, ".1e"),
-            number(run.gradients, ",d"),
-            number(run.seconds, ".2f"),
-            number(run.compile_seconds, ".1f"),
-            number(run.setup_seconds, ".1f"),
+            *numbers(run, **forms),
             number(run.data_bytes and run.data_bytes / 1e6, ".2f"),
             number(run.peak_bytes and run.peak_bytes / 1e6, ",.0f"),
         ]
@@ -419,15 +408,11 @@ def _exact_table(results: Results) -> str:
     rows += [
         [
             *(str(run.n), str(_rows(run.n)), run.status),
-            number(run.seconds, ".2f"),
-            number(run.compile_seconds, ".1f"),
-            number(run.objective, ".4f"),
-            number(run.repaired_objective, ".4f"),
+            *numbers(run, seconds=".2f", compile_seconds=".1f"),
+            *numbers(run, objective=".4f", repaired_objective=".4f"),
             "proven" if run.milp_proven else "not proven",
-            number(run.milp_seconds, ".2f"),
-            number(run.milp_objective, ".4f"),
-            number(run.relative_difference, ".1e"),
-            number(run.lp_objective, ".4f"),
+            *numbers(run, milp_seconds=".2f", milp_objective=".4f"),
+            *numbers(run, relative_difference=".1e", lp_objective=".4f"),
         ]
         for run in runs
     ]
@@ -439,3 +424,67 @@ def _exact_table(results: Results) -> str:
         lines.append(said)
     lines += [f"HiGHS, n = {run.n}: {run.milp_sentence}" for run in runs if run.milp_sentence]
     return "\n".join([*lines, *refusals(runs)])
+
+
+def plot(results: Results, path: Path) -> None:
+    """Draw the parts that have runs. Open markers are runs not certified or not proven."""
+    parts = [part for part, runs in results.runs.items() if runs]
+    panels = {"epsilon": _epsilon_panel, "size": _size_panel, "exact": _exact_panel}
+    with output.figure(path, len(parts), (5.5 * len(parts), 4.2)) as (_, axes):
+        for own, part in zip(axes, parts):
+            panels[part](own, results)
+            own.set(xscale="log", yscale="log")
+            own.legend(frameon=False, fontsize="small")
+
+
+def _epsilon_panel(axes: Any, results: Results) -> None:
+    for rank, one in enumerate(results.fits):
+        runs = [run for run in results.runs["epsilon"] if run.method == one.method]
+        slope = "no fit" if one.exponent is None else f"(1/ε)^{one.exponent:.2f}"
+        label = f"{one.method}: {slope}, {one.runs} of {one.all_runs} certified"
+        points = [(1 / r.tolerance, r.gradients, r.certified) for r in runs if r.gradients]
+        _curve(axes, points, label, rank)
+    axes.set(xlabel="1/ε", ylabel="gradient evaluations", title="Gradients to the certificate")
+
+
+def _size_panel(axes: Any, results: Results) -> None:
+    runs = results.runs["size"]
+    for rank, data in enumerate(dict.fromkeys(run.data for run in runs)):
+        own = [run for run in runs if run.data == data and run.seconds is not None]
+        _curve(axes, [(run.n, run.seconds, run.certified) for run in own], data, rank)
+        _whole_calls(axes, own, f"{data}, whole call", rank)
+    axes.set(xlabel="n = m", ylabel="seconds", title="Time to the certificate")
+
+
+def _exact_panel(axes: Any, results: Results) -> None:
+    runs = results.runs["exact"]
+    own = [(run.n, run.seconds, run.certified) for run in runs if run.seconds is not None]
+    _curve(axes, own, "Adaptive", 0)
+    _whole_calls(axes, runs, "Adaptive, whole call", 0)
+    _curve(axes, [(run.n, run.milp_seconds, run.milp_proven) for run in runs], "HiGHS, MILP", 1)
+    axes.set(xlabel="n = m", ylabel="seconds", title="Against an exact solver")
+
+
+def _whole_calls(axes: Any, runs: Sequence[Any], label: str, rank: int) -> None:
+    """The seconds of whole calls as a dotted line, also of runs that did not certify."""
+    calls = [(run.n, run.call_seconds) for run in runs if run.call_seconds is not None]
+    axes.plot(*_columns(calls), ":", color=f"C{rank}", linewidth=1.2, label=label)
+
+
+def _curve(axes: Any, points: Sequence[tuple[Any, Any, bool]], label: str, rank: int) -> None:
+    """Filled points where the goal was reached, with a line through their medians."""
+    color = f"C{rank}"
+    reached = [(x, y) for x, y, goal in points if goal]
+    missed = [(x, y) for x, y, goal in points if not goal]
+    places = sorted({x for x, _ in reached})
+    medians = [np.median([y for x, y in reached if x == place]) for place in places]
+    axes.plot(places, medians, color=color, linewidth=1.4, label=label)
+    axes.plot(*_columns(reached), "o", color=color, markersize=4)
+    # One entry of the legend explains the open markers of all curves.
+    seen = axes.get_legend_handles_labels()[1]
+    label = OPEN if missed and OPEN not in seen else "_nolegend_"
+    axes.plot(*_columns(missed), "o", color=color, markersize=5, mfc="none", label=label)
+
+
+def _columns(points: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    return [x for x, _ in points], [y for _, y in points]

@@ -178,28 +178,19 @@ def method(
     with B = 200 and L = L_f + 2ρ(L_f̄ + B√l·L_∇ḡ + 2L_ḡ); `tuned` has L = 6 instead. `adaptive` is
     told nothing.
     """
-    problem = instance.problem
-    if name == "adaptive":
-        return problem, Adaptive()
-    if name == "fop":
-        return problem, FOP()
-    if name == "smo":
-        return problem, SMO()
-    bounded = dataclasses.replace(problem, multiplier_bound=MULTIPLIER_BOUND)
+    told_nothing = {"adaptive": Adaptive, "fop": FOP, "smo": SMO}
+    if name in told_nothing:
+        return instance.problem, told_nothing[name]()
+    bounded = dataclasses.replace(instance.problem, multiplier_bound=MULTIPLIER_BOUND)
     smoothness = TUNED if name == "tuned" else paper_smoothness(instance, tolerance)
     return bounded, PenaltyMethod(epsilon=tolerance, smoothness=smoothness)
 
 
 def paper_smoothness(instance: LinearInstance, epsilon: float) -> float:
     """L_f + 2ρ(L_f̄ + B√l·L_∇ḡ + 2L_ḡ) with ρ = 1/ε: the paper's bound on L_∇P₁."""
-    p = instance.problem
-    constants = (
-        p.upper_smoothness,
-        p.lower_smoothness,
-        p.constraint_smoothness,
-        p.constraint_lipschitz,
-    )
-    upper, lower, bend, slope = (float(np.asarray(constant)) for constant in constants)
+    levels = ("upper", "lower", "constraint")
+    constants = (*(f"{level}_smoothness" for level in levels), "constraint_lipschitz")
+    upper, lower, bend, slope = (float(getattr(instance.problem, name)) for name in constants)
     many = MULTIPLIER_BOUND * math.sqrt(instance.data.b.size)
     return upper + 2 / epsilon * (lower + many * bend + 2 * slope)
 
@@ -225,12 +216,10 @@ def experiment(settings: Settings, progress: bool | None = None) -> Results:
             if case is shown and found is not None:
                 by_method[name] = found
 
+    label = lambda own: f"n = {own[0].size[0]}, {', '.join(case.name for case in own)}"
     jobs = [
-        (
-            f"n = {own[0].size[0]}, {', '.join(case.name for case in own)}: {name}",
-            functools.partial(job, own, name),
-        )
-        for own, name in _groups_of_cases(cases, settings.methods)
+        (f"{label(own)}: {name}", functools.partial(job, own, name))
+        for own, name in _jobs(cases, settings.methods)
     ]
     found = results(output.run_jobs(jobs, "linear", progress, save))
     if settings.plot is not None and found.curves is not None:
@@ -238,9 +227,7 @@ def experiment(settings: Settings, progress: bool | None = None) -> Results:
     return found
 
 
-def _groups_of_cases(
-    cases: list[Case], methods: tuple[str, ...]
-) -> Iterator[tuple[list[Case], str]]:
+def _jobs(cases: list[Case], methods: tuple[str, ...]) -> Iterator[tuple[list[Case], str]]:
     """The cases that a method solves together, or each alone."""
     for size, group in itertools.groupby(cases, key=lambda case: case.size):
         of_size = list(group)
@@ -254,14 +241,10 @@ def _cases(settings: Settings) -> list[Case]:
     if settings.load is not None:
         data = linear.load_directory(settings.load)
         names = (file.stem for file in sorted(Path(settings.load).glob("*.npz")))
-        cases = [Case(name, one) for name, one in zip(names, data)]
-        return sorted(cases, key=lambda case: case.size)
+        return sorted(map(Case, names, data), key=lambda case: case.size)
     seeds = range(settings.seed, settings.seed + settings.instances)
-    return [
-        Case(str(seed), linear.generate(n, n, max(1, n // 20), seed))
-        for n in settings.sizes
-        for seed in seeds
-    ]
+    drawn = lambda n, seed: Case(str(seed), linear.generate(n, n, max(1, n // 20), seed))
+    return [drawn(n, seed) for n in settings.sizes for seed in seeds]
 
 
 def _shown(cases: list[Case]) -> Case:
@@ -294,27 +277,22 @@ def _outcomes(
 
 def _run(case: Case, name: str, outcome: dict, found: Solution | None, together: int) -> LinearRun:
     """A solve with what HiGHS says of its answer."""
-    best, data = case.best, case.data
-    run = LinearRun(
-        *(*case.size, case.name, name),
-        **outcome,
-        together=together,
-        optimum=None if best is None else best.value,
-        optimum_proven=best is not None and best.proven,
-    )
-    if found is None:
-        return run
-    x, y = np.asarray(found.point.x), np.asarray(found.point.y)
-    repaired = linear.repair(data, x).objective
-    return dataclasses.replace(
-        run,
-        rho=float(found.certificate.as_dict()["rho"]),
-        objective=float(found.certificate.objective),
-        violation=linear.violation(data, x, y),
-        lower_gap=linear.lower_gap(data, x, y),
-        repaired_objective=repaired,
-        relative_error=None if best is None else (repaired - best.value) / (abs(best.value) or 1.0),
-    )
+    best, data, judged = case.best, case.data, {}
+    if found is not None:
+        x, y = np.asarray(found.point.x), np.asarray(found.point.y)
+        worth = linear.repair(data, x).objective
+        judged = {
+            "rho": float(found.certificate.as_dict()["rho"]),
+            "objective": float(found.certificate.objective),
+            "violation": linear.violation(data, x, y),
+            "lower_gap": linear.lower_gap(data, x, y),
+            "repaired_objective": worth,
+        }
+        if best is not None:
+            judged["relative_error"] = (worth - best.value) / (abs(best.value) or 1.0)
+    if best is not None:
+        judged |= {"optimum": best.value, "optimum_proven": best.proven}
+    return LinearRun(*case.size, case.name, name, **outcome, **judged, together=together)
 
 
 def _curves(case: Case, found: dict[str, Solution]) -> Curves | None:
@@ -335,7 +313,11 @@ def table(records: Iterable[LinearRun]) -> str:
     records = list(records)
     rows = [list[str](HEADER)]
     before = None
-    for size, name, group in _groups(records):
+    groups: dict[tuple, list[LinearRun]] = {}
+    for record in records:
+        groups.setdefault((record.size, record.method), []).append(record)
+    sizes = [record.size for record in records]
+    for (size, name), group in sorted(groups.items(), key=lambda item: sizes.index(item[0][0])):
         solved = [record for record in group if not record.refused]
         first = [str(part) for part in size] if size != before else ["", "", ""]
         star = "" if all(record.optimum_proven for record in group) else "*"
@@ -365,16 +347,6 @@ def table(records: Iterable[LinearRun]) -> str:
     if any(record.optimum is not None and not record.optimum_proven for record in records):
         lines.append("* the best value known; not proven to be the optimum for every instance.")
     return "\n".join([*lines, *refusals(records)])
-
-
-def _groups(
-    records: list[LinearRun],
-) -> Iterator[tuple[tuple[int, int, int], str, list[LinearRun]]]:
-    """Records by size and method, each in the order of their first appearance."""
-    keys = dict.fromkeys((record.size, record.method) for record in records)
-    sizes = list(dict.fromkeys(size for size, _ in keys))
-    for size, name in sorted(keys, key=lambda key: sizes.index(key[0])):
-        yield size, name, [r for r in records if r.size == size and r.method == name]
 
 
 def write(path: Path, results: Results, settings: Settings) -> None:

@@ -10,11 +10,12 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import optimize
 
-from bilevax.bench.expressions import Expression
+from bilevax.bench.expressions import Expression, Linear
 from bilevax.bench.records import Record
 
 # Where a variable has no bound, the search goes this far from zero.
@@ -24,7 +25,9 @@ BELIEVED = 1e-6
 _SOLVED = 1e-10
 _FEASIBLE = 1e-7
 _ROUNDS = 40
-_HIGHS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+_HIGHS: Any = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+
+Smooth = Callable[[np.ndarray], Linear]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +92,7 @@ def lower_gap(record: Record, x: np.ndarray, y: np.ndarray, *, relax: float = 0.
 def lower_violation(record: Record, x: np.ndarray, y: np.ndarray) -> float:
     """The largest violation of the lower level's constraints; ∞ where one is undefined."""
     bounds = [(y, record.y_bounds)] if record.y_bounds_in_lower_level else []
-    return _violation(record.lower_constraints, record.lower_equalities, bounds, x, y)
+    return _violation(record, "lower", bounds, x, y)
 
 
 def upper_violation(record: Record, x: np.ndarray, y: np.ndarray) -> float:
@@ -97,17 +100,14 @@ def upper_violation(record: Record, x: np.ndarray, y: np.ndarray) -> float:
     bounds = [(x, record.x_bounds)]
     if not record.y_bounds_in_lower_level:
         bounds.append((y, record.y_bounds))
-    return _violation(record.upper_constraints, record.upper_equalities, bounds, x, y)
+    return _violation(record, "upper", bounds, x, y)
 
 
 def _violation(
-    constraints: Sequence[Expression],
-    equalities: Sequence[Expression],
-    bounds: Sequence[tuple[np.ndarray, np.ndarray]],
-    x: np.ndarray,
-    y: np.ndarray,
+    record: Record, level: str, bounds: Sequence[Linear], x: np.ndarray, y: np.ndarray
 ) -> float:
-    excesses = [float(g(x, y)) for g in constraints] + [abs(float(h(x, y))) for h in equalities]
+    excesses = [float(g(x, y)) for g in getattr(record, f"{level}_constraints")]
+    excesses += [abs(float(h(x, y))) for h in getattr(record, f"{level}_equalities")]
     for point, box in bounds:
         excesses += [*(box[:, 0] - point), *(point - box[:, 1])]
     return float(np.nan_to_num(np.max([0.0, *excesses]), nan=np.inf, posinf=np.inf))
@@ -118,12 +118,10 @@ def lower_level_is_affine(record: Record) -> bool:
     """Whether f, g and h are affine in y for fixed x: the same slope in y at random points."""
     rng = np.random.default_rng(0)
     functions = (record.lower, *record.lower_constraints, *record.lower_equalities)
-    wanted = slice(record.n_x, None)
     for _ in range(5):
         x = rng.uniform(*clipped(record.x_bounds).T)
-        here, there = rng.uniform(*clipped(record.y_bounds).T, size=(2, record.n_y))
-        _, slopes = linearised(functions, x, here, wanted)
-        _, others = linearised(functions, x, there, wanted)
+        pair = rng.uniform(*clipped(record.y_bounds).T, size=(2, record.n_y))
+        slopes, others = (linearised(functions, x, y, slice(record.n_x, None))[1] for y in pair)
         scale = 1 + np.abs(slopes).max(axis=1, keepdims=True)
         # NaN must not count as equal.
         if not np.all(np.abs(slopes - others) <= 1e-12 * scale):
@@ -187,11 +185,11 @@ class _Level:
             return self.linear_program(y)
         return self.cutting_planes(y) if self.record.convex else self.many_starts(y)
 
-    def linearised(self, functions: Sequence[Expression], y: np.ndarray) -> tuple:
+    def linearised(self, functions: Sequence[Expression], y: np.ndarray) -> Linear:
         """Values and Jacobian in y."""
         return linearised(functions, self.x, y, slice(self.record.n_x, None))
 
-    def inequalities(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def inequalities(self, y: np.ndarray) -> Linear:
         """g(y) − relax, and ±h(y) − relax where equalities are relaxed too."""
         g, Dg = self.linearised(self.record.lower_constraints, y)
         if self.relax:
@@ -199,7 +197,7 @@ class _Level:
             g, Dg = np.concatenate([g, h, -h]), np.concatenate([Dg, Dh, -Dh])
         return g - self.relax, Dg
 
-    def equalities(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def equalities(self, y: np.ndarray) -> Linear:
         return self.linearised(() if self.relax else self.record.lower_equalities, y)
 
     def solution(self, y: np.ndarray, bound: float, method: str, reason: str = "") -> LowerSolution:
@@ -227,22 +225,13 @@ class _Level:
         h, Dh = self.equalities(y)
         if not all(np.all(np.isfinite(numbers)) for numbers in (value, slope, g, Dg, h, Dh)):
             return self.infeasible(y, "HiGHS", proved=False)  # x is outside some function's domain
-        result = optimize.linprog(
-            slope[0],
-            A_ub=Dg,
-            b_ub=Dg @ y - g,
-            A_eq=Dh,
-            b_eq=Dh @ y - h,
-            bounds=self.bounds,
-            options=_HIGHS,
-        )
+        result = _linprog(slope[0], (Dg, Dg @ y - g), (Dh, Dh @ y - h), self.bounds)
         if result.status == 0:
             bound = float(value[0] + slope[0] @ (result.x - y))
             return self.solution(result.x, bound, "HiGHS")
         if result.status == 3:
-            return LowerSolution(
-                -np.inf, -np.inf, y, 0.0, True, "HiGHS", "the lower level is unbounded"
-            )
+            reason = "the lower level is unbounded"
+            return LowerSolution(-np.inf, -np.inf, y, 0.0, True, "HiGHS", reason)
         return self.infeasible(y, "HiGHS", proved=result.status == 2)
 
     def cutting_planes(self, y: np.ndarray) -> LowerSolution:
@@ -270,15 +259,10 @@ class _Level:
                 rows += [*np.concatenate([cuts, epigraph[:, None]], axis=1)]
             usable = np.isfinite(rows).all(axis=1) & np.isfinite(sides)
             h, Dh = self.equalities(best)
-            result = optimize.linprog(
-                np.eye(n + 1)[n],
-                A_ub=np.array(rows)[usable],
-                b_ub=np.array(sides)[usable],
-                A_eq=np.concatenate([Dh, np.zeros((len(h), 1))], axis=1),
-                b_eq=Dh @ best - h,
-                bounds=[*self.box, (-np.inf, np.inf)],
-                options=_HIGHS,
-            )
+            at_most = np.array(rows)[usable], np.array(sides)[usable]
+            equal = np.concatenate([Dh, np.zeros((len(h), 1))], axis=1), Dh @ best - h
+            bounds = [*self.box, (-np.inf, np.inf)]
+            result = _linprog(np.eye(n + 1)[n], at_most, equal, bounds)
             if result.status == 2:
                 # Without a Slater point cuts may cross by rounding at a point that is feasible.
                 if self.violation(best) > 10 * _SOLVED:
@@ -319,9 +303,14 @@ class _Level:
         return slsqp(objective, self.inequalities, self.equalities, y, self.box)
 
 
+def _linprog(cost: np.ndarray, at_most: Linear, equal: Linear, bounds: Any) -> Any:
+    (A_ub, b_ub), (A_eq, b_eq) = at_most, equal
+    return optimize.linprog(cost, A_ub, b_ub, A_eq, b_eq, bounds, options=_HIGHS)
+
+
 def linearised(
     functions: Sequence[Expression], x: np.ndarray, y: np.ndarray, wanted: slice = slice(None)
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Linear:
     """Values of the functions and the wanted columns of their Jacobian in (x, y)."""
     pairs = [function.linearised(x, y) for function in functions]
     width = len(range(len(x) + len(y))[wanted])
@@ -329,15 +318,8 @@ def linearised(
     return values, np.array([slope[wanted] for _, slope in pairs]).reshape(len(pairs), width)
 
 
-Smooth = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-
-
 def slsqp(
-    objective: Smooth,
-    inequalities: Smooth,
-    equalities: Smooth,
-    start: np.ndarray,
-    box: np.ndarray,
+    objective: Smooth, inequalities: Smooth, equalities: Smooth, start: np.ndarray, box: np.ndarray
 ) -> np.ndarray:
     """Minimise subject to inequalities ≤ 0, equalities = 0 and a box; each gives (values, slopes).
 
@@ -365,11 +347,5 @@ def slsqp(
 
 
 def _remember_last(function: Smooth) -> Smooth:
-    last: list = [None, None]
-
-    def remembering(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if last[0] is None or not np.array_equal(last[0], z):
-            last[:] = z.copy(), function(z)
-        return last[1]
-
-    return remembering
+    last = functools.lru_cache(1)(lambda numbers: function(np.frombuffer(numbers)))
+    return lambda z: last(np.asarray(z, float).tobytes())

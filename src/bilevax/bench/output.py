@@ -74,11 +74,11 @@ def _finite(content: Any) -> Any:
 
 def check_outputs(json: Path | None, plot: Path | None = None) -> None:
     """Refuse, before a run, files that could not be written."""
-    if json is not None:
-        check_writable(json, "json")
+    for path, name in ((json, "json"), (plot, "plot")):
+        if path is not None:
+            check_writable(path, name)
     if plot is None:
         return
-    check_writable(plot, "plot")
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = FigureCanvasBase.get_supported_filetypes()
@@ -135,20 +135,22 @@ def figure(path: Path, panels: int, size: tuple[float, float]) -> Iterator[tuple
     plt.close(drawn)
 
 
-def known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def mean(values: Iterable[float | None]) -> float | None:
+def mean(values: Iterable[float | None], of: Callable[..., Any] = np.mean) -> float | None:
     """The mean of the values that are known."""
-    return float(np.mean(found)) if (found := known(values)) else None
+    known = [value for value in values if value is not None]
+    return float(of(known)) if known else None
 
 
 def median(values: Iterable[float | None]) -> float | None:
     """The median of the values that are known."""
-    return float(np.median(found)) if (found := known(values)) else None
+    return mean(values, np.median)
 
 
 def number(value: float | None, form: str) -> str:
     """A number as text; a dash where it is not known."""
     return "-" if value is None else format(value, form)
+
+
+def numbers(record: Any, **forms: str) -> list[str]:
+    """Attributes of a record as text, each in its form."""
+    return [number(getattr(record, name), form) for name, form in forms.items()]

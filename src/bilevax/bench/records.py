@@ -56,8 +56,6 @@ class Record:
     convex: bool
     upper_constraints_involve_y: bool
     check: str
-    check_strength: str | None
-    notes: tuple[str, ...]
 
     @property
     def reference(self) -> Answer:
@@ -103,36 +101,31 @@ def _record(entry: Any) -> Record:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{field}: {error}") from None
 
-    functions = lambda field: tuple(function(field, text) for text in get(field, list))
+    functions: dict[str, Any] = {}
+    for level in ("upper", "lower"):
+        functions[level] = function(level, get(level, str))
+        for field in (f"{level}_constraints", f"{level}_equalities"):
+            functions[field] = tuple(function(field, text) for text in get(field, list))
     label = get("best_known", dict)
     # A published point of the wrong size is left out; a found one is an error.
     published = _answer(label, n_x, n_y, "best_known", fitting=False)
     found = entry.get("best_found")
     if found is not None:
         found = _answer(get("best_found", dict), n_x, n_y, "best_found", fitting=True)
+    flags = ("y_bounds_in_lower_level", "upper_constraints_involve_y")
     return Record(
-        name=get("name", str),
-        category=get("category", str),
+        **{field: get(field, str) for field in ("name", "category", "check")},
+        **{field: get(field, bool) for field in flags},
+        **functions,
         n_x=n_x,
         n_y=n_y,
         x_bounds=_bounds(get("x_bounds", list), n_x, "x_bounds"),
         y_bounds=_bounds(get("y_bounds", list), n_y, "y_bounds"),
-        y_bounds_in_lower_level=get("y_bounds_in_lower_level", bool),
-        upper=function("upper", get("upper", str)),
-        upper_constraints=functions("upper_constraints"),
-        upper_equalities=functions("upper_equalities"),
-        lower=function("lower", get("lower", str)),
-        lower_constraints=functions("lower_constraints"),
-        lower_equalities=functions("lower_equalities"),
         published=published,
         found=found,
         best_known=published.F if found is None or found.F is None else found.F,
         infeasible=label.get("infeasible", False) is True,
         convex=get("lower_level_convex", bool),
-        upper_constraints_involve_y=get("upper_constraints_involve_y", bool),
-        check=get("check", str),
-        check_strength=entry.get("check_strength"),
-        notes=tuple(entry.get("notes", ())),
     )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.sparse import BCOO
 
-from bilevax.problems.linear import NAMES, LinearData
+from bilevax.problems.linear import LinearData
 
 # No row has fewer entries, unless it is shorter: a row of none or one is hardly a constraint.
 LEAST = 5
@@ -16,7 +16,7 @@ LEAST = 5
 
 def arrays(data: LinearData) -> dict[str, Any]:
     """The arrays of a dense problem by their names."""
-    return {name: getattr(data, name) for name in NAMES}
+    return dict(vars(data))
 
 
 def generate(n: int, m: int, l: int, density: float, seed: int) -> dict[str, Any]:  # noqa: E741

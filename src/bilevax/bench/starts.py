@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bilevax.arguments import whole
-from bilevax.bench.expressions import Expression
+from bilevax.bench.expressions import Expression, Linear
 from bilevax.bench.lower_level import clipped, linearised, lower_violation, slsqp, upper_violation
 from bilevax.bench.records import Record
 
@@ -73,19 +73,13 @@ class _Region:
         self.exact = record.lower_equalities + (record.upper_equalities if upper else ())
         # Slack is measured in shares of what a constraint changes over the box: by the median of
         # three slopes, since that in the middle may vanish (y²) and others be huge (exp y).
-        changes = [
-            np.abs(
-                self.functions(record.lower_constraints, self.point(np.full(len(box), share)))[1]
-            )
-            for share in (0.25, 0.5, 0.75)
-        ]
+        places = [self.point(np.full(len(box), share)) for share in (0.25, 0.5, 0.75)]
+        changes = [np.abs(self.functions(record.lower_constraints, z)[1]) for z in places]
         slopes = np.median(np.nan_to_num(changes, nan=0.0, posinf=0.0), axis=0)
         self.scales = np.maximum(slopes @ self.width, 1e-3)
         self.centre, self.slack = self.middle, -np.inf
 
-    def functions(
-        self, functions: tuple[Expression, ...], z: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def functions(self, functions: tuple[Expression, ...], z: np.ndarray) -> Linear:
         return linearised(functions, z[: self.record.n_x], z[self.record.n_x :])
 
     def violation(self, z: np.ndarray) -> float:
@@ -93,7 +87,7 @@ class _Region:
         lower = lower_violation(self.record, x, y)
         return max(lower, upper_violation(self.record, x, y)) if self.upper else lower
 
-    def with_slack(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def with_slack(self, z: np.ndarray) -> Linear:
         """The functions that shall be ≤ −slack, and their slopes in units of the box."""
         g, Dg = self.functions(self.record.lower_constraints, z)
         values, slopes = g / self.scales, Dg * self.width / self.scales[:, None]
@@ -116,7 +110,7 @@ class _Region:
         enough = self.slack_of(z) >= self.required_slack / 2 - _FEASIBLE
         return self.violation(z) <= _FEASIBLE and enough
 
-    def inequalities(self, z: np.ndarray, slack: float) -> tuple[np.ndarray, np.ndarray]:
+    def inequalities(self, z: np.ndarray, slack: float) -> Linear:
         """All that shall be ≤ 0, those with slack first."""
         g, Dg = self.with_slack(z)
         G, DG = self.functions(self.without_slack, z)
@@ -125,9 +119,8 @@ class _Region:
     def near_one_of(self, z: np.ndarray, others: list[np.ndarray]) -> bool:
         """Whether x, or y where there is no x, is within 0.1 % of the box of another point's."""
         which = slice(self.record.n_x or None)
-        return any(
-            np.all(np.abs(self.unit(z) - self.unit(other))[which] <= 1e-3) for other in others
-        )
+        apart = (np.abs(self.unit(z) - self.unit(other))[which] for other in others)
+        return any(np.all(gaps <= 1e-3) for gaps in apart)
 
     def point(self, u: np.ndarray) -> np.ndarray:
         """z for u in the unit box, in which SLSQP works."""
@@ -136,7 +129,7 @@ class _Region:
     def unit(self, z: np.ndarray) -> np.ndarray:
         return (z - self.box[:, 0]) / self.width
 
-    def equalities(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def equalities(self, u: np.ndarray) -> Linear:
         h, Dh = self.functions(self.exact, self.point(u))
         return h, Dh * self.width
 
@@ -146,13 +139,12 @@ class _Region:
         down = np.concatenate([np.zeros(n), [-1.0]])
         column = lambda D, last: np.concatenate([D, np.reshape(last, (len(D), 1))], axis=1)
 
-        def inequalities(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def inequalities(v: np.ndarray) -> Linear:
             values, slopes = self.inequalities(self.point(v[:n]), v[n])
-            return values, column(
-                slopes, np.arange(len(values)) < len(values) - len(self.without_slack)
-            )
+            has_slack = np.arange(len(values)) < len(values) - len(self.without_slack)
+            return values, column(slopes, has_slack)
 
-        def equalities(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def equalities(v: np.ndarray) -> Linear:
             h, Dh = self.equalities(v[:n])
             return h, column(Dh, np.zeros(len(h)))
 
@@ -177,14 +169,9 @@ class _Region:
             2 * (weight * (u - target))[None],
         )
         unit_box = np.tile([0.0, 1.0], (len(target), 1))
+        inequalities = lambda u: self.inequalities(self.point(u), self.required_slack)
         for begin in (target, self.unit(self.centre)):
-            u = slsqp(
-                distance,
-                lambda u: self.inequalities(self.point(u), self.required_slack),
-                self.equalities,
-                begin,
-                unit_box,
-            )
+            u = slsqp(distance, inequalities, self.equalities, begin, unit_box)
             if self.contains(self.point(u)):
                 return self.point(u)
         return None

@@ -49,10 +49,7 @@ class Stacked:
 
 def problem_of(record: Record) -> ConstrainedBilevelProblem:
     """A record of the suite, stated through the public interface."""
-
-    def stacked(expressions: tuple[Any, ...]) -> Any:
-        return Stacked(expressions) if expressions else None
-
+    stacked = lambda expressions: Stacked(expressions) if expressions else None
     inside = record.y_bounds_in_lower_level
     bounds = () if inside else _bounds_as_constraints(record)
     return ConstrainedBilevelProblem(
@@ -118,23 +115,22 @@ class Outcome:
     @property
     def reached(self) -> bool:
         """Whether the best known F was reached, by a point that solves its lower level."""
-        if self.best is None or self.best_known is None or not self.best.feasible:
-            return False
-        # An F below the best known exploits a tolerance, and is no better than one above.
-        return abs(self.best.F - self.best_known) <= WITHIN * max(1.0, abs(self.best_known))
+        return self.verdict == "reached"
 
     @property
     def verdict(self) -> str:
         """One word for the table."""
-        if self.best is None:
+        best, known = self.best, self.best_known
+        if best is None:
             return "refused"
-        if not self.best.feasible:
+        if not best.feasible:
             return "FAILED"
-        if self.best_known is None:
+        if known is None:
             return "unknown"
-        if self.reached:
+        # An F below the best known exploits a tolerance, and is no better than one above.
+        if abs(best.F - known) <= WITHIN * max(1.0, abs(known)):
             return "reached"
-        return "above" if self.best_known < self.best.F else "below"
+        return "above" if known < best.F else "below"
 
     @property
     def false_certificates(self) -> int:
@@ -195,7 +191,7 @@ class Settings:
     @property
     def command(self) -> str:
         """The command that runs just this."""
-        options = ("tolerance", "starts", "max_gradients", "seed", "names", "all", "json")
+        options = [field.name for field in dataclasses.fields(self) if field.name != "file"]
         return output.command_line(f"suite {self.file}", self, options)
 
 

@@ -15,11 +15,12 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import whole
 from bilevax.problems.bilevel import BilevelProblem
-from bilevax.problems.constants import sample_domain
-from bilevax.problems.constrained import CONSTRAINTS, ConstrainedBilevelProblem
+from bilevax.problems.constants import blocks_of, random_unit, sample_domain
+from bilevax.problems.constrained import ConstrainedBilevelProblem
+from bilevax.problems.form import Call, Form
 from bilevax.problems.minimax import MinimaxProblem
+from bilevax.problems.point import Point
 from bilevax.problems.validate import validate
-from bilevax.terms import PerLeaf, Term
 from bilevax.trees import Tree
 
 
@@ -57,26 +58,18 @@ class Report:
 class _Sampler:
     """Random pairs of points of a domain, and one function's behaviour there."""
 
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., Array],
-        blocks: dict[str, Tree],
-        terms: dict[str, Term | None],
-        samples: int,
-        seed: int,
-    ):
-        self.name, self.order = name, list(blocks)
-        self.are, self.its = ("are", "their") if name in CONSTRAINTS else ("is", "its")
-        self.values = lambda u: function(*u)  # one number, or arrays of constraints
+    def __init__(self, problem: Form, call: Call, start: Point, samples: int, seed: int):
+        self.name, self.order = call.name, list(call.blocks)
+        several = call.name in problem.array_functions
+        self.are, self.its = ("are", "their") if several else ("is", "its")
+        self.values = lambda u: call(*u, *problem.extra)  # one number, or arrays of constraints
         self.value = lambda u: trees.total(self.values(u))
         self.gradient = jax.grad(self.value)
-        term = PerLeaf(tuple(terms[b] for b in self.order))
-        start = tuple(blocks[b] for b in self.order)
+        term, blocks = blocks_of(problem, start, call.name)
         keys = jax.random.split(jax.random.key(seed), (samples, 3))
-        draw = jax.jit(lambda ks: lax.map(lambda k: sample_domain(term, start, k), ks))
+        draw = jax.jit(lambda ks: lax.map(lambda k: sample_domain(term, blocks, k), ks))
         self.pairs = (draw(keys[:, 0]), draw(keys[:, 1]), keys[:, 2])
-        self.eps = float(jnp.finfo(trees.dtype_of(start)).eps)
+        self.eps = float(jnp.finfo(trees.dtype_of(blocks)).eps)
 
     def _worst(
         self, assumption: str, breach: Callable[[Tree, Tree, Array], Array], allowed: float
@@ -96,25 +89,14 @@ class _Sampler:
 
         return self._worst(f"{self.name} and {self.its} gradient are finite", breach, 0.0)
 
-    def curved(self, block: str, sign: int) -> Finding:
-        """Midpoint convexity (sign 1) or concavity (sign −1) in one block, the others fixed."""
+    def bent(self, block: str, shape: str) -> Finding:
+        """Midpoint convexity, concavity or both ("affine") in one block, the others fixed.
+
+        The breach is how far the middle of two values lies off the line between them, where it
+        may not; of several values, the worst.
+        """
         index = self.order.index(block)
-
-        word = "convex" if sign > 0 else "concave"
-        bent = lambda values: sign * values
-        return self._worst(
-            f"{self.name} {self.are} {word} in {block}", self._bend(index, bent), 256 * self.eps
-        )
-
-    def affine(self, block: str) -> Finding:
-        """Midpoints in one block, the others fixed, on the line between the ends."""
-        bend = self._bend(self.order.index(block), jnp.abs)
-        return self._worst(f"{self.name} are affine in {block}", bend, 256 * self.eps)
-
-    def _bend(
-        self, index: int, measured: Callable[[Array], Array]
-    ) -> Callable[[Tree, Tree, Array], Array]:
-        """How far the middle of two values lies above the line between them; the worst entry."""
+        off = {"convex": lambda rise: rise, "concave": jnp.negative, "affine": jnp.abs}[shape]
 
         def breach(u: Tree, v: Tree, key: Array) -> Array:
             def at(t: float) -> Tree:
@@ -123,23 +105,20 @@ class _Sampler:
 
             def above(one: Array, middle: Array, other: Array) -> Array:
                 size = 1 + jnp.abs(one) + jnp.abs(other)
-                return jnp.max(measured(middle - (one + other) / 2) / size, initial=-jnp.inf)
+                return jnp.max(off(middle - (one + other) / 2) / size, initial=-jnp.inf)
 
             bends = jax.tree.map(above, at(0.0), at(0.5), at(1.0))
             return jnp.max(jnp.stack(jax.tree.leaves(bends)))
 
-        return breach
+        assumption = f"{self.name} {self.are} {shape} in {block}"
+        return self._worst(assumption, breach, 256 * self.eps)
 
     def differentiable(self) -> Finding:
         """Its gradient against central differences, along random directions."""
         step = self.eps ** (1 / 3)
 
         def breach(u: Tree, v: Tree, key: Array) -> Array:
-            leaves, structure = jax.tree.flatten(u)
-            keys = jax.random.split(key, len(leaves))
-            drawn = [jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys)]
-            d = jax.tree.unflatten(structure, drawn)
-            d = trees.scale(1 / trees.norm(d), d)
+            d = random_unit(u, key)
             ahead, behind = self.value(trees.axpy(step, d, u)), self.value(trees.axpy(-step, d, u))
             difference = (ahead - behind) / (2 * step)
             slope = self.gradient(u)
@@ -171,67 +150,39 @@ def _brief(blocks: dict[str, Tree]) -> str:
 
 def check_minimax(problem: MinimaxProblem, start: Any, *, samples: int, seed: int) -> Report:
     """Is h smooth as stated, and concave in y?"""
-    whole(samples, "samples", 1)
-    whole(seed, "seed", 0)
-    point = validate(problem, start)
-    sampler = _Sampler(
-        "objective",
-        problem.smooth,
-        {"x": point.x, "y": point.y},
-        {"x": problem.x, "y": problem.y},
-        samples,
-        seed,
-    )
-    findings = [sampler.finite(), sampler.curved("y", -1), sampler.differentiable()]
-    if problem.smoothness is not None:
-        findings.append(sampler.smooth(problem.smoothness, "smoothness"))
-    return Report(tuple(findings), samples)
+    return _report(problem, start, samples, seed, {("objective", "y"): "concave"})
 
 
 def check_constrained(
     problem: ConstrainedBilevelProblem, start: Any, *, samples: int, seed: int
 ) -> Report:
     """Are g1 and every constraint convex in y, the equalities affine in y, and all smooth?"""
-    whole(samples, "samples", 1)
-    whole(seed, "seed", 0)
-    point = validate(problem, start)
-    blocks = {"x": point.x, "y": point.y}
-    terms: dict[str, Term | None] = {"x": problem.x, "y": problem.y}
-    findings = []
-    for number, name in enumerate(("upper", "lower", *CONSTRAINTS)):
-        if getattr(problem, name) is None:
-            continue
-        function = lambda x, y, name=name: getattr(problem, name)(x, y, *problem.extra)
-        sampler = _Sampler(name, function, blocks, terms, samples, seed + number)
-        findings += [sampler.finite(), sampler.differentiable()]
-        if name in ("lower", "constraints"):
-            findings.append(sampler.curved("y", 1))
-        if name == "equalities":
-            findings.append(sampler.affine("y"))
-        constant = {"upper": problem.upper_smoothness, "lower": problem.lower_smoothness}.get(name)
-        if constant is not None:
-            findings.append(sampler.smooth(constant, f"{name}_smoothness"))
-    return Report(tuple(findings), samples)
+    shapes = {("lower", "y"): "convex", ("constraints", "y"): "convex"}
+    return _report(problem, start, samples, seed, shapes | {("equalities", "y"): "affine"})
 
 
 def check_bilevel(problem: BilevelProblem, start: Any, *, samples: int, seed: int) -> Report:
     """Is f1 concave in x2, f~1 convex in y1 and concave in y2, and are both smooth as stated?"""
+    shapes = {("upper", "x2"): "concave", ("lower", "y1"): "convex", ("lower", "y2"): "concave"}
+    return _report(problem, start, samples, seed, shapes)
+
+
+def _report(
+    problem: Form, start: Any, samples: int, seed: int, shapes: dict[tuple[str, str], str]
+) -> Report:
+    """Samples of every function: finite, with the right gradient, as smooth as stated, in shape."""
     whole(samples, "samples", 1)
     whole(seed, "seed", 0)
-    p = validate(problem, start)
-    terms = {"x1": problem.x1, "x2": problem.x2, "y1": problem.y1, "y2": problem.y2}
-    upper_blocks = {"x1": p.x1, "x2": p.x2, "y1": p.y1, "y2": p.y2}
-    lower_blocks = {"x1": p.x1, "y1": p.y1, "y2": p.y2}
-    upper = _Sampler("upper", problem.smooth_upper, upper_blocks, terms, samples, seed)
-    lower = _Sampler("lower", problem.smooth_lower, lower_blocks, terms, samples, seed + 1)
-    findings = [upper.finite(), upper.differentiable(), lower.finite(), lower.differentiable()]
-    if problem.x2 is not None:
-        findings.append(upper.curved("x2", -1))
-    findings.append(lower.curved("y1", 1))
-    if problem.y2 is not None:
-        findings.append(lower.curved("y2", -1))
-    if problem.upper_smoothness is not None:
-        findings.append(upper.smooth(problem.upper_smoothness, "upper_smoothness"))
-    if problem.lower_smoothness is not None:
-        findings.append(lower.smooth(problem.lower_smoothness, "lower_smoothness"))
+    point = validate(problem, start)
+    findings = []
+    for call in problem.calls(point):
+        own_seed = seed + problem.function_names.index(call.name)
+        sampler = _Sampler(problem, call, point, samples, own_seed)
+        findings += [sampler.finite(), sampler.differentiable()]
+        for (name, block), shape in shapes.items():
+            if name == call.name and getattr(problem, block) is not None:
+                findings.append(sampler.bent(block, shape))
+        constant = "smoothness" if call.name == "objective" else f"{call.name}_smoothness"
+        if getattr(problem, constant, None) is not None:
+            findings.append(sampler.smooth(getattr(problem, constant), constant))
     return Report(tuple(findings), samples)

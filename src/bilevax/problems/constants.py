@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constrained import ConstrainedBilevelProblem
+from bilevax.problems.form import Form
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
 from bilevax.programs import quick
@@ -60,7 +62,8 @@ def _unit(v: Tree) -> tuple[Tree, Array]:
     return trees.scale(jnp.where(flat, 0, 1 / jnp.where(flat, 1, size)), v), size
 
 
-def _random_unit(like: Tree, key: Array) -> Tree:
+def random_unit(like: Tree, key: Array) -> Tree:
+    """A random vector of length one."""
     leaves, structure = jax.tree.flatten(like)
     keys = jax.random.split(key, len(leaves))
     drawn = [jax.random.normal(k, leaf.shape, leaf.dtype) for leaf, k in zip(leaves, keys)]
@@ -72,14 +75,22 @@ def _curvature(function: Callable[..., Array], point: Tree, data: Tree, key: Arr
     """The largest ‖∇²f·v‖/‖v‖ that power iteration meets at one point."""
     slope = jax.grad(lambda p: function(*p) if data is None else function(*p, data))
 
-    def advance(_: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
-        v, best = carry
+    def turned(v: Tree) -> tuple[Tree, Array]:
         _, bent = jax.jvp(slope, (point,), (v,))
-        v, size = _unit(bent)
-        return v, jnp.maximum(best, size)
+        return _unit(bent)
 
-    v = _random_unit(point, key)
-    return jax.lax.fori_loop(0, ITERATIONS, advance, (v, jnp.zeros((), trees.dtype_of(v))))[1]
+    return _largest_of_iterates(turned, random_unit(point, key))
+
+
+def _largest_of_iterates(turned: Callable[[Tree], tuple[Tree, Array]], start: Tree) -> Array:
+    """The largest size that `turned` finds, which makes of a vector the next and a size."""
+
+    def advance(_: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
+        v, size = turned(carry[0])
+        return v, jnp.maximum(carry[1], size)
+
+    zero = jnp.zeros((), trees.dtype_of(start))
+    return jax.lax.fori_loop(0, ITERATIONS, advance, (start, zero))[1]
 
 
 def estimate_smoothness(
@@ -89,44 +100,56 @@ def estimate_smoothness(
 
     Exact up to a few percent for a quadratic; otherwise an estimate, which can be too small.
     """
+    refusal = (f"the smoothness of {label}", "its second derivatives", _constant(label))
+    measure = lambda point, key: _curvature(function, point, data, key)
+    largest = _largest(measure, term, start, refusal, seed)
+    return max(largest, float(jnp.finfo(trees.dtype_of(start)).tiny) * 1e8)
+
+
+def _largest(
+    measure: Callable[[Tree, Array], Array],
+    term: Term,
+    start: Tree,
+    refusal: tuple[str, str, str],
+    seed: int = 0,
+) -> float:
+    """The largest number that `measure` finds at sampled points, and a little more.
+
+    `refusal` says what could not be estimated, what is not finite then, and what to give instead.
+    """
     keys = jax.random.split(jax.random.key(seed), 2 * SAMPLES)
     points = [start, *(sample_domain(term, start, k) for k in keys[1:SAMPLES])]
-    met = [float(_curvature(function, p, data, k)) for p, k in zip(points, keys[SAMPLES:])]
+    met = [float(measure(p, k)) for p, k in zip(points, keys[SAMPLES:])]
     if not np.all(np.isfinite(met)):
-        constant = "smoothness" if label == "objective" else f"{label}_smoothness"
+        what, not_finite, constant = refusal
         raise ValueError(
-            f"the smoothness of {label} could not be estimated: its second derivatives are not "
-            f"finite everywhere in the domain. Give the problem {constant}, or shrink the domain"
+            f"{what} could not be estimated: {not_finite} are not finite everywhere in the domain. "
+            f"Give the problem {constant}, or shrink the domain"
         )
-    return max(SAFETY * max(met), float(jnp.finfo(trees.dtype_of(start)).tiny) * 1e8)
+    return SAFETY * max(met)
 
 
-def smoothness_of(problem: MinimaxProblem, start: Point) -> float:
-    """L_∇h: as given, or estimated."""
-    if problem.smoothness is not None:
-        return float(problem.smoothness)
-    term = PerLeaf((problem.x, problem.y))
-    return estimate_smoothness(
-        problem.objective, term, (start.x, start.y), problem.data, "objective"
-    )
+def blocks_of(problem: Form, start: Point, function: str) -> tuple[Term, tuple[Tree, ...]]:
+    """The blocks that the function of that name is called with, and their term."""
+    (call,) = (call for call in problem.calls(start) if call.name == function)
+    return PerLeaf(tuple(getattr(problem, b) for b in call.blocks)), tuple(call.blocks.values())
 
 
-def upper_smoothness_of(problem: BilevelProblem, start: Point) -> float:
-    """L_∇f1: as given, or estimated."""
-    if problem.upper_smoothness is not None:
-        return float(problem.upper_smoothness)
-    term = PerLeaf((problem.x1, problem.x2, problem.y1, problem.y2))
-    blocks = (start.x1, start.x2, start.y1, start.y2)
-    return estimate_smoothness(problem.upper, term, blocks, problem.data, "upper")
+def _constant(function: str) -> str:
+    return "smoothness" if function == "objective" else f"{function}_smoothness"
 
 
-def lower_smoothness_of(problem: BilevelProblem, start: Point) -> float:
-    """L_∇f~1: as given, or estimated."""
-    if problem.lower_smoothness is not None:
-        return float(problem.lower_smoothness)
-    term = PerLeaf((problem.x1, problem.y1, problem.y2))
-    blocks = (start.x1, start.y1, start.y2)
-    return estimate_smoothness(problem.lower, term, blocks, problem.data, "lower")
+def smoothness_of(problem: Any, start: Point, function: str = "objective") -> float:
+    """The Lipschitz constant of the function's gradient: as given, or estimated."""
+    given = getattr(problem, _constant(function))
+    if given is not None:
+        return float(given)
+    term, blocks = blocks_of(problem, start, function)
+    return estimate_smoothness(getattr(problem, function), term, blocks, problem.data, function)
+
+
+upper_smoothness_of = functools.partial(smoothness_of, function="upper")
+lower_smoothness_of = functools.partial(smoothness_of, function="lower")
 
 
 def range_of(
@@ -136,6 +159,23 @@ def range_of(
     value, slope = jax.value_and_grad(lambda p: function(*p))(point)
     reach = float(trees.norm(slope)) * diameter + smoothness * diameter**2 / 2
     return float(value) - reach, float(value) + reach
+
+
+def saddle_range(
+    problem: MinimaxProblem, start: Point, smoothness: float, diameter: float
+) -> tuple[float, float]:
+    """Bounds on H, its terms included, within a diameter of the start."""
+    low, high = range_of(problem.smooth, (start.x, start.y), smoothness, diameter)
+    return low - float(problem.y.supremum(start.y)), high + float(problem.x.supremum(start.x))
+
+
+def upper_range(problem: BilevelProblem, start: Point, diameter: float) -> tuple[float, float]:
+    """Bounds on f, its terms included, within a diameter of the start; f_low if it is given."""
+    smoothness, p = smoothness_of(problem, start, "upper"), start
+    low, high = range_of(problem.smooth_upper, (p.x1, p.x2, p.y1, p.y2), smoothness, diameter)
+    low -= 0.0 if problem.x2 is None else float(problem.x2.supremum(p.x2))
+    low = low if problem.f_low is None else float(problem.f_low)
+    return low, high + float(problem.x1.supremum(p.x1))
 
 
 def constraint_values(problem: ConstrainedBilevelProblem) -> Callable[[Tree], Tree]:
@@ -149,14 +189,12 @@ def _slope(problem: ConstrainedBilevelProblem, point: Tree, key: Array) -> Array
     values = constraint_values(problem)
     _, pull = jax.vjp(values, point)
 
-    def advance(_: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
-        v, best = carry
+    def turned(v: Tree) -> tuple[Tree, Array]:
         _, moved = jax.jvp(values, (point,), (v,))
         (back,) = pull(moved)
-        return _unit(back)[0], jnp.maximum(best, trees.norm(moved))
+        return _unit(back)[0], trees.norm(moved)
 
-    zero = jnp.zeros((), trees.dtype_of(point))
-    return jax.lax.fori_loop(0, ITERATIONS, advance, (_random_unit(point, key), zero))[1]
+    return _largest_of_iterates(turned, random_unit(point, key))
 
 
 @quick
@@ -171,47 +209,35 @@ def _bend(problem: ConstrainedBilevelProblem, point: Tree, key: Array) -> Array:
     def along(v: Tree) -> Callable[[Tree], Tree]:
         return lambda p: jax.jvp(values, (p,), (v,))[1]  # J(p)v
 
-    def turned(w: Tree, v: Tree) -> Tree:
+    def weighed(w: Tree, v: Tree) -> Tree:
         return jax.grad(lambda p: trees.dot(w, along(v)(p)))(point)  # Σ wᵢ∇²cᵢ·v
 
-    def advance(_: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
-        a, b, best = carry
+    def turned(pair: tuple[Tree, Tree]) -> tuple[Tree, Array]:
+        a, b = pair
         w, _ = _unit(jax.jvp(along(b), (point,), (a,))[1])
-        b, _ = _unit(turned(w, a))
-        a, size = _unit(turned(w, b))
-        return a, b, jnp.maximum(best, size)
+        b, _ = _unit(weighed(w, a))
+        a, size = _unit(weighed(w, b))
+        return (a, b), size
 
     first, second = jax.random.split(key)
-    zero = jnp.zeros((), trees.dtype_of(point))
-    start = (_random_unit(point, first), _random_unit(point, second), zero)
-    return jax.lax.fori_loop(0, ITERATIONS, advance, start)[2]
+    return _largest_of_iterates(turned, (random_unit(point, first), random_unit(point, second)))
 
 
 def estimate_constraint_lipschitz(problem: ConstrainedBilevelProblem, start: Point) -> float:
     """A Lipschitz constant for all of the lower level's constraints together."""
-    return _largest(_slope, problem, start, "lipschitz")
+    return _of_constraints(_slope, problem, start, "constraint_lipschitz")
 
 
 def estimate_constraint_smoothness(problem: ConstrainedBilevelProblem, start: Point) -> float:
     """A Lipschitz constant for their Jacobian; zero where they are affine."""
-    return _largest(_bend, problem, start, "smoothness")
+    return _of_constraints(_bend, problem, start, "constraint_smoothness")
 
 
-def _largest(
-    measure: Callable[..., Array], problem: ConstrainedBilevelProblem, start: Point, label: str
+def _of_constraints(
+    measure: Callable[..., Array], problem: ConstrainedBilevelProblem, start: Point, constant: str
 ) -> float:
-    """The largest that `measure` finds at sampled points, as `estimate_smoothness` has it."""
-    blocks = (start.x, start.y)
     if problem.constraints is None and problem.equalities is None:
         return 0.0
-    term = PerLeaf((problem.x, problem.y))
-    keys = jax.random.split(jax.random.key(0), 2 * SAMPLES)
-    points = [blocks, *(sample_domain(term, blocks, k) for k in keys[1:SAMPLES])]
-    met = [float(measure(problem, p, k)) for p, k in zip(points, keys[SAMPLES:])]
-    if not np.all(np.isfinite(met)):
-        raise ValueError(
-            f"constraint_{label} could not be estimated: the derivatives of the constraints are "
-            f"not finite everywhere in the domain. Give the problem constraint_{label}, or shrink "
-            "the domain"
-        )
-    return SAFETY * max(met)
+    refusal = (constant, "the derivatives of the constraints", constant)
+    at = lambda point, key: measure(problem, point, key)
+    return _largest(at, PerLeaf((problem.x, problem.y)), (start.x, start.y), refusal)

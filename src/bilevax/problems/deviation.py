@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,50 +11,29 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.problems.bilevel import BilevelProblem
-from bilevax.problems.constants import sample_domain
+from bilevax.problems.constants import blocks_of, sample_domain
 from bilevax.problems.form import Form
-from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
 from bilevax.programs import quick
-from bilevax.terms import PerLeaf, Term
 
 # Minibatches, and points besides the start, at which a deviation is measured.
 BATCHES, POINTS = 64, 3
 
 
-def deviation_of(problem: MinimaxProblem, start: Point) -> float:
-    """δ with E‖∇h(x, y; ω) − ∇h(x, y)‖² ≤ δ², estimated; zero without a source."""
-    term = PerLeaf((problem.x, problem.y))
-    return _deviation(problem, lambda p: p.gradient, term, (start.x, start.y))
+def deviation_of(problem: Any, start: Point, function: str = "objective") -> float:
+    """δ with E‖∇(minibatch) − ∇‖² ≤ δ² for one of the functions: as given, or estimated.
 
-
-def upper_deviation_of(problem: BilevelProblem, start: Point) -> float:
-    """δ_f: as given, or estimated."""
-    if problem.upper_deviation is not None:
-        return float(problem.upper_deviation)
-    term = PerLeaf((problem.x1, problem.x2, problem.y1, problem.y2))
-    blocks = (start.x1, start.x2, start.y1, start.y2)
-    return _deviation(problem, lambda p: p.upper_gradient, term, blocks)
-
-
-def lower_deviation_of(problem: BilevelProblem, start: Point) -> float:
-    """δ_f~: as given, or estimated."""
-    if problem.lower_deviation is not None:
-        return float(problem.lower_deviation)
-    term = PerLeaf((problem.x1, problem.y1, problem.y2))
-    blocks = (start.x1, start.y1, start.y2)
-    return _deviation(problem, lambda p: p.lower_gradient, term, blocks)
-
-
-def _deviation(
-    problem: Any, gradient: Callable[[Any], Callable], term: Term, start: tuple
-) -> float:
-    """The largest deviation at the start and at sampled points: an estimate, as the smoothness."""
+    Zero without a source. The estimate is the largest at the start and at sampled points.
+    """
+    given = getattr(problem, f"{function}_deviation", None)
+    if given is not None:
+        return float(given)
     if not problem.sampled:
         return 0.0
+    gradient = "gradient" if function == "objective" else f"{function}_gradient"
+    term, blocks = blocks_of(problem, start, function)
     keys = jax.random.split(jax.random.key(1), POINTS)
-    points = [start, *(sample_domain(term, start, k) for k in keys)]
+    points = [blocks, *(sample_domain(term, blocks, k) for k in keys)]
     squares = [float(_variance(problem, gradient, p)) for p in points]
     if not np.all(np.isfinite(squares)):
         raise ValueError(
@@ -65,7 +43,7 @@ def _deviation(
     return max(squares) ** 0.5
 
 
-def _variance(problem: Any, gradient: Callable[[Any], Callable], point: tuple) -> Array:
+def _variance(problem: Any, gradient: str, point: tuple) -> Array:
     """Σ‖gᵢ − ḡ‖²/(m − 1) over m minibatches, which estimates E‖g − ∇h‖² without bias."""
     source = problem.data
     stream = source.refilled(source.init(0))
@@ -85,9 +63,9 @@ def _variance(problem: Any, gradient: Callable[[Any], Callable], point: tuple) -
 
 
 @quick
-def _sampled(problem: Any, gradient: Callable[[Any], Callable], point: tuple, stream: Any) -> Any:
+def _sampled(problem: Any, gradient: str, point: tuple, stream: Any) -> Any:
     stream, at = problem.drawn(stream)
-    return stream, gradient(at)(*point)
+    return stream, getattr(at, gradient)(*point)
 
 
 def biased(problem: Any, start: Point) -> str | None:

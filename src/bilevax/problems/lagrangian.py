@@ -20,15 +20,14 @@ from bilevax.trees import Tree
 class MultiplierBounds(eqx.Module):
     """How large each multiplier may be: pairs (for inequalities, for equalities) of trees.
 
-    They bound multipliers of constraints divided by `lower_scale` and `upper_scale`, which are ones
-    where the user gave a bound, as in the paper. Where bilevax finds it, they are what each
-    constraint varies by, so that it does not matter in which unit a constraint is written.
+    They bound multipliers of constraints divided by `lower_scale` and `upper_scale`: ones where the
+    user gave a bound, else what each constraint varies by, so that its unit does not matter.
 
     `lower` bounds y2 and z2, `upper` the part of x2 that belongs to the upper level's constraints.
-    `shared`, if there, bounds another part of x2: the lower level's constraints once more, as
-    constraints of the upper level. These change nothing where Slater's condition holds for every x,
-    as in the paper, which has them not. Where the lower level is infeasible for some x, bounded
-    multipliers alone would take such an x for a solution.
+    `shared`, if there, bounds another part: the lower level's constraints once more, as those of
+    the upper level. These change nothing where Slater's condition holds for every x, as in the
+    paper. Where the lower level is infeasible for some x, bounded multipliers alone would take such
+    an x for a solution.
     """
 
     lower: tuple[Tree, Tree]

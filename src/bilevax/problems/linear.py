@@ -20,6 +20,7 @@ from bilevax import arguments
 
 # What HiGHS may err by after every cost and row is scaled to size one; it accepts nothing less.
 TOLERANCE = 1e-10
+TOLERANCES = ("primal_feasibility_tolerance", "dual_feasibility_tolerance")
 # Multipliers of the scaled problems count as zero below this: well above rounding, well below one.
 ZERO = 1e-9
 UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -42,17 +43,17 @@ class LinearData:
             if array.dtype.kind not in "fiu":
                 raise TypeError(f"{name} must hold real numbers, not {array.dtype}")
             object.__setattr__(self, name, array.astype(np.float64, copy=False))
+        arrays = vars(self)
         for name in ("c", "d", "b"):
-            array = getattr(self, name)
-            if array.ndim != 1 or array.size == 0:
-                raise ValueError(f"{name} must be a vector, not an array of shape {array.shape}")
+            shape = arrays[name].shape
+            if len(shape) != 1 or shape == (0,):
+                raise ValueError(f"{name} must be a vector, not an array of shape {shape}")
         rows, n, m = self.b.size, self.c.size, self.d.size
         for name, shape in (("A", (rows, n)), ("B", (rows, m)), ("d_tilde", (m,))):
-            if getattr(self, name).shape != shape:
-                found = getattr(self, name).shape
+            if (found := arrays[name].shape) != shape:
                 raise ValueError(f"{name} must have shape {shape} to fit c, d and b, not {found}")
-        for name in NAMES:
-            if not np.all(np.isfinite(getattr(self, name))):
+        for name, array in arrays.items():
+            if not np.all(np.isfinite(array)):
                 raise ValueError(f"{name} must be finite, but holds NaN or infinity")
 
 
@@ -82,7 +83,7 @@ def save(path: str | Path, data: LinearData) -> None:
     if Path(path).suffix != ".npz":
         raise ValueError(f"{path}: the name of a problem file must end in .npz")
     with open(path, "wb") as file:
-        np.savez(file, **{name: getattr(data, name) for name in NAMES})
+        np.savez(file, **vars(data))
 
 
 def load(path: str | Path) -> LinearData:
@@ -152,9 +153,8 @@ def repair(data: LinearData, x: Any) -> Repaired:
     """Clip x to its box, solve the lower level exactly, and take its best answer for the upper one.
 
     The answers are the feasible z that complement one optimal set of multipliers: rows with a
-    positive multiplier hold with equality, and entries with a reduced cost stay at their bound. The
-    second LP says just that. To ask for d̃ᵀz ≤ value + ε instead would trade ε for an error in dᵀz
-    that is as many times larger as d is steeper than d̃ along the feasible set.
+    positive multiplier hold with equality, and entries with a reduced cost stay at their bound. To
+    ask for d̃ᵀz ≤ value + ε instead would magnify ε where d is steeper than d̃.
 
     Where the lower level has no feasible point, the objective and the lower value are inf and y is
     NaN. Feasibility is decided to 1e-10 of the largest entry of a row.
@@ -190,22 +190,19 @@ class Optimum:
 def optimum(data: LinearData, prove: bool = True) -> Optimum:
     """The least cᵀx + dᵀy over Ax + By = b and the boxes, and whether it is the bilevel optimum.
 
-    1. Let d̃ = −Bᵀλ with λ > 0. Every z feasible at x has d̃ᵀz = −λᵀBz ≥ −λᵀ(b − Ax), with equality
-       just where Bz = b − Ax. So if some y in the box has Ax + By = b, the lower level's answers to
-       x are exactly those y. The LP is thus the bilevel problem over the x for which there is one.
-    2. Other x remain: where the lower level is feasible but equality out of reach, it answers with
-       a slack row. With c = 1, d = 0, A = 2, B = 1, b = 0, d̃ = −1 the LP has −½ at x = −½, and
-       x = −1 has the answer y = 1 and is better. Hence the value is an upper bound in general.
-    3. It is the optimum if no answer (x, y) with a slack row has cᵀx + dᵀy < value. For any μ ≥ 0
-       and r = d + Bᵀμ, feasible points have cᵀx + dᵀy ≥ `bound` = −μᵀb − ‖c + Aᵀμ‖₁ − ‖r‖₁, and
-       2|r_j| more for each j with y_j = sign(r_j); all other y_j can move a little that way. If row
-       i is slack, any s made of such moves with d̃ᵀs < 0 and B_k s ≤ 0 for k ≠ i would improve an
-       answer y, so one of its entries must be at that bound. Disjoint sets of entries, each the
-       support of such an s, thus cost an answer 2 Σ min |r_j|, one minimum from each set. `proven`
-       says that for every row sets were found that cost value − bound.
-    μ are the multipliers of the relaxed problem with Ax + By ≤ b, which make the bound largest. The
-    test is sufficient, not necessary, and done in the arithmetic and tolerance of HiGHS. It takes
-    most of the time; `prove=False` leaves it out.
+    Let d̃ = −Bᵀλ with λ > 0. Every z feasible at x has d̃ᵀz = −λᵀBz ≥ −λᵀ(b − Ax), with equality
+    just where Bz = b − Ax. So the LP is the bilevel problem over the x for which some y in the box
+    has Ax + By = b. At other x the lower level answers with a slack row, which may be better (with
+    c = 1, d = 0, A = 2, B = 1, b = 0, d̃ = −1 it is): the value is an upper bound in general.
+
+    It is the optimum if no answer with a slack row has cᵀx + dᵀy < value. For any μ ≥ 0 and
+    r = d + Bᵀμ, feasible points have cᵀx + dᵀy ≥ `bound` = −μᵀb − ‖c + Aᵀμ‖₁ − ‖r‖₁, and 2|r_j|
+    more for each j with y_j = sign(r_j); all other y_j can move a little that way. If row i is
+    slack, any s made of such moves with d̃ᵀs < 0 and B_k s ≤ 0 for k ≠ i would improve an answer y,
+    so one of its entries must be at that bound. Disjoint supports of such s thus cost an answer
+    2 Σ min |r_j|. `proven` says that for every row some were found that cost value − bound, with
+    the multipliers μ of the relaxed problem Ax + By ≤ b, up to the tolerance of HiGHS. The test is
+    sufficient, not necessary, and takes most of the time; `prove=False` leaves it out.
 
     Raises ValueError where there is no λ > 0, or no point in the boxes with Ax + By = b: such data
     need `optimum_milp`.
@@ -246,12 +243,8 @@ def optimum_milp(data: LinearData, big_m: float, time_limit: float | None = None
     rows = np.hstack([data.A, data.B])
     # In the MILP, too, rows and lower cost have size one; their multipliers change accordingly.
     unit, tau = _unit(rows, 1), _unit(data.d_tilde)
-    A, B, b, d_tilde = (
-        unit[:, None] * data.A,
-        unit[:, None] * data.B,
-        unit * data.b,
-        tau * data.d_tilde,
-    )
+    A, B = unit[:, None] * data.A, unit[:, None] * data.B
+    b, d_tilde = unit * data.b, tau * data.d_tilde
     most_mu = big_m * tau / unit
     most_slack = b + np.abs(A).sum(1) + np.abs(B).sum(1)
     most_cost = np.abs(d_tilde) + np.abs(B).T @ most_mu
@@ -264,7 +257,7 @@ def optimum_milp(data: LinearData, big_m: float, time_limit: float | None = None
         return np.hstack([parts.get(name, zero) for name, zero in zip(names, zeros)])
 
     Il, Im = np.eye(l), np.eye(m)
-    at_most = [
+    at_most: list[tuple[np.ndarray, Any]] = [
         (block(l, x=A, y=B), b),
         (block(l, x=-A, y=-B, on_mu=np.diag(most_slack)), most_slack - b),
         (block(l, mu=Il, on_mu=-np.diag(most_mu)), np.zeros(l)),
@@ -273,20 +266,17 @@ def optimum_milp(data: LinearData, big_m: float, time_limit: float | None = None
         (block(m, y=-Im, on_p=2 * Im), np.ones(m)),
         (block(m, y=Im, on_q=2 * Im), np.ones(m)),
     ]
+    constraints = [optimize.LinearConstraint(rows, -np.inf, limit) for rows, limit in at_most]
     stationary = block(m, mu=B.T, p=Im, q=-Im)
     cost = np.concatenate([data.c, data.d])
     # SciPy's annotations know these as numbers only.
     low: Any = np.repeat([-1.0, 0.0], [n + m, sum(sizes[2:])])
     high: Any = np.concatenate([np.ones(n + m), most_mu, most_cost, most_cost, np.ones(l + 2 * m)])
-    limits: Any = np.concatenate([limit for _, limit in at_most])
     result = optimize.milp(
         np.concatenate([cost, np.zeros(sum(sizes[2:]))]),
         integrality=np.repeat([0, 1], [sum(sizes[:5]), sum(sizes[5:])]),
         bounds=optimize.Bounds(low, high),
-        constraints=[
-            optimize.LinearConstraint(np.vstack([rows for rows, _ in at_most]), -np.inf, limits),
-            optimize.LinearConstraint(stationary, -d_tilde, -d_tilde),
-        ],
+        constraints=[*constraints, optimize.LinearConstraint(stationary, -d_tilde, -d_tilde)],
         options={"mip_rel_gap": 0.0} | ({"time_limit": time_limit} if time_limit else {}),
     )
     if result.x is None:
@@ -349,11 +339,7 @@ def _minimise(
             b_eq=rhs[tight],
             bounds=bounds,
             method="highs-ds",
-            options={
-                "presolve": presolve,
-                "primal_feasibility_tolerance": TOLERANCE,
-                "dual_feasibility_tolerance": TOLERANCE,
-            },
+            options={"presolve": presolve} | dict.fromkeys(TOLERANCES, TOLERANCE),
         )
         if result.status == 0:
             multipliers = np.zeros(rhs.size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -19,15 +19,8 @@ from bilevax.trees import Tree
 class Estimator(eqx.Module):
     """From a gradient that one sample gives to an estimate, with what it remembers between."""
 
-    @property
-    @abc.abstractmethod
-    def evaluations(self) -> int:
-        """Gradients of one sample that an estimate takes."""
-
-    @property
-    @abc.abstractmethod
-    def power(self) -> float:
-        """Steps that shrink as k to minus this power are the theory's for this estimate."""
+    evaluations: ClassVar[int]  # gradients of one sample that an estimate takes
+    power: ClassVar[float]  # in theory steps shrink as k to minus this
 
     @abc.abstractmethod
     def init(self, point: Tree, gradient: Tree) -> Any:
@@ -46,13 +39,8 @@ class Estimator(eqx.Module):
 class Plain(Estimator):
     """g(w; ξ): the gradient of the sample."""
 
-    @property
-    def evaluations(self) -> int:
-        return 1
-
-    @property
-    def power(self) -> float:
-        return 1 / 2
+    evaluations: ClassVar[int] = 1
+    power: ClassVar[float] = 1 / 2
 
     def init(self, point: Tree, gradient: Tree) -> None:
         return None
@@ -73,11 +61,13 @@ class Recursive(Estimator):
     """Recursive momentum (STORM, Cutkosky & Orabona 2019): what the last estimate knew, kept.
 
     d_k = g(w_k; ξ_k) + (1 − a)·(d_{k−1} − g(w_{k−1}; ξ_k)), both gradients of the same sample. Its
-    error e_k = d_k − ∇h(w_k) is (1 − a)·e_{k−1} plus fresh noise, that of a·g at one point and of
-    the *change* of g between the two: small steps make it small, where that of `Plain` stays.
-    With a = 1 it is `Plain`, with a = 0 the recursion of SPIDER and SARAH. a is `momentum`, and
-    shrinks as the square of the steps where these do.
+    error is (1 − a) times the last one plus the noise of a·g and of the *change* of g, which small
+    steps make small. With a = 1 it is `Plain`, with a = 0 the recursion of SPIDER and SARAH. a is
+    `momentum`, and shrinks as the square of the steps where these do.
     """
+
+    evaluations: ClassVar[int] = 2
+    power: ClassVar[float] = 1 / 3
 
     momentum: Any = 0.1
 
@@ -85,14 +75,6 @@ class Recursive(Estimator):
         a = self.momentum
         if not tracing(a) and not (jnp.ndim(a) == 0 and 0 <= float(a) <= 1):
             raise ValueError(f"Recursive: momentum must be a number from 0 to 1, not {a!r}")
-
-    @property
-    def evaluations(self) -> int:
-        return 2
-
-    @property
-    def power(self) -> float:
-        return 1 / 3
 
     def init(self, point: Tree, gradient: Tree) -> RecursiveMemory:
         # Copies: a state whose leaves are the same buffers could not be donated.

@@ -11,11 +11,13 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import one_of
 from bilevax.certificates.gap import saddle_gap
 from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.validate import require
 from bilevax.solvers.base import InnerSolver, check_positive
+from bilevax.solvers.optfom import flat_prox, operator
 from bilevax.trees import Layout
 
 # The gap is looked at once in this many steps: the look needs one gradient of its own.
@@ -62,8 +64,7 @@ class ExtraGradient(InnerSolver[ExtraGradientState]):
 
     def __check_init__(self):
         check_positive(self, "smoothness", "tolerance")
-        if self.stop not in ("residual", "gap"):
-            raise ValueError(f"ExtraGradient: stop must be 'residual' or 'gap', not {self.stop!r}")
+        one_of(self.stop, "ExtraGradient: stop", "residual", "gap")
 
     @property
     def gradients_per_step(self) -> int:
@@ -115,19 +116,12 @@ class ExtraGradient(InnerSolver[ExtraGradientState]):
             state.due, lambda: self._look(problem, state), lambda: self._move(problem, state)
         )
 
-    def _operator(self, problem: MinimaxProblem, layout: Layout, w: Array) -> Array:
-        gx, gy = problem.gradient(*layout.unravel(w))
-        return layout.ravel((gx, trees.scale(-1, gy)))
-
     def _move(self, problem: MinimaxProblem, s: ExtraGradientState) -> ExtraGradientState:
-        def prox(w: Array) -> Array:
-            x, y = s.layout.unravel(w)
-            return s.layout.ravel((problem.x.prox(x, s.step_size), problem.y.prox(y, s.step_size)))
-
-        here = self._operator(problem, s.layout, s.iterate)
+        prox = lambda w: flat_prox(problem, s.layout, w, s.step_size)
+        here = operator(problem, s.layout, s.iterate)
         target = s.iterate - s.step_size * here
         half = prox(target)
-        there = self._operator(problem, s.layout, half)
+        there = operator(problem, s.layout, half)
         moved, turned = half - s.iterate, there - here
         # Not «≤ fails»: NaN must take the step, so that it is seen.
         too_long = s.step_size * jnp.sqrt(jnp.vdot(turned, turned)) > RATIO * (
@@ -158,7 +152,7 @@ class ExtraGradient(InnerSolver[ExtraGradientState]):
             (x, y), (gx, minus_gy) = s.layout.unravel(w), s.layout.unravel(direction)
             return saddle_gap(problem, x, y, gx, trees.scale(-1, minus_gy))
 
-        of_average = gap(s.average, self._operator(problem, s.layout, s.average))
+        of_average = gap(s.average, operator(problem, s.layout, s.average))
         of_half = gap(s.half, s.slope)
         nearer = of_average < of_half
         candidate = jnp.where(nearer, s.average, s.half)

@@ -26,11 +26,7 @@ class FOP(Stages):
     ε̂_k = min(ε_k^{5/2}, ε_k/2), where the second part is what the proof needs for ε_k > 0.63.
     λ = 2ρµ[c(x, y)]₊, λ̄ = 2µ[c(x, z)]₊, and likewise ν, ν̄ without [·]₊.
 
-    ε is `epsilon`, or the tolerance of `solve`. The constants L_f (`upper_smoothness`), L_g
-    (`lower_smoothness`), L_c (`constraint_lipschitz`), L_∇c (`constraint_smoothness`) and
-    c_hi ≥ ‖(c, e)‖ (`constraint_bound`) are the solver's if given, else the problem's, else
-    estimated; `diameter` is that of y. `stages` is their number before the extra ones. A value
-    given to `outer` itself goes before the one that a stage would set.
+    `stages` is their number before the extra ones; all other options are those of `Stages`.
     """
 
     extra_stages: int = eqx.field(static=True, default=3)
@@ -66,7 +62,7 @@ class FOP(Stages):
         above = jax.tree.map(lambda c: jnp.maximum(c, 0), p.called("constraints", x, y))
         violation = trees.norm((above, p.called("equalities", x, y)))
         stage = self.constants(state.stage)
-        lower, _ = self._lower(p, stage, state.shift)
+        lower, _ = self.lower(p, stage, state.shift)
         least = lower(x, z, *p.extra) + p.y.value(z) - stage.epsilon * self.diameter / stage.rho
         gap = p.lower_value(x, y) - least
         met = (violation <= self.epsilon) & (gap <= self.epsilon)

@@ -21,14 +21,25 @@ from bilevax.trees import Layout
 OPEN, EXTRAPOLATE, CLOSE = 0, 1, 2
 
 
+def operator(problem: MinimaxProblem, layout: Layout, w: Array) -> Array:
+    """(∇ₓh, −∇ᵧh) at a flat vector w = (x, y)."""
+    gx, gy = problem.gradient(*layout.unravel(w))
+    return layout.ravel((gx, trees.scale(-1, gy)))
+
+
+def flat_prox(problem: MinimaxProblem, layout: Layout, w: Array, step: Array) -> Array:
+    """The prox step of both terms at a flat vector w = (x, y)."""
+    x, y = layout.unravel(w)
+    return layout.ravel((problem.x.prox(x, step), problem.y.prox(y, step)))
+
+
 class OptFOMState(eqx.Module):
     """Where the algorithm stands between two proximal steps, as flat vectors w = (x, y).
 
-    The paper's z is kept as x = −z/σₓ, which it stands for. Every proximal step of the algorithm
-    reads: gradient at a probe, prox step from a base, gradient where it lands. `mode` says which of
-    the three kinds comes next: the one that opens an iteration (lines 5–9), an extrapolation of the
-    inner loop (lines 12–18), or the one that closes it (lines 25–27). So a step costs two
-    gradients, always, and none is computed twice.
+    The paper's z is kept as x = −z/σₓ. Every proximal step takes the gradient at a probe, a prox
+    step from a base, and the gradient where it lands. `mode` says which kind comes next: the one
+    that opens an iteration (lines 5–9), an extrapolation of the inner loop (lines 12–18), or the
+    one that closes it (lines 25–27).
     """
 
     momentum: Array  # (−z^k/σₓ, y^k)
@@ -138,11 +149,6 @@ class OptFOM(InnerSolver[OptFOMState]):
         closing_step = jnp.minimum(sigma_x, sigma_y) / smoothness**2
         zero = jnp.zeros_like(sigma_x)
 
-        def operator(w: Array) -> Array:
-            """(∇ₓh̄, −∇ᵧh̄)"""
-            gx, gy = problem.gradient(*layout.unravel(w))
-            return layout.ravel((gx, trees.scale(-1, gy)))
-
         def shortest(w: Array, direction: Array) -> Array:
             """The shortest vector of ∂H. In float32 a step ζ̂ ~ σ/L² drowns `slope` in rounding."""
             (x, y), (gx, minus_gy) = layout.unravel(w), layout.unravel(direction)
@@ -159,11 +165,10 @@ class OptFOM(InnerSolver[OptFOMState]):
         probe = jnp.where(is_open, opened, jnp.where(is_close, s.momentum, s.half))
         base = jnp.where(is_open, opened, jnp.where(is_close, s.momentum, pulled))
         step = jnp.where(is_close, closing_step, short)
-        direction = operator(probe) + jnp.where(is_close, 0, pull * (probe - opened))
-        target = base - step * direction
-        x, y = layout.unravel(target)
-        landed = layout.ravel((problem.x.prox(x, step), problem.y.prox(y, step)))
-        there = operator(landed)
+        back = jnp.where(is_close, 0, pull * (probe - opened))
+        target = base - step * (operator(problem, layout, probe) + back)
+        landed = flat_prox(problem, layout, target, step)
+        there = operator(problem, layout, landed)
         slope = there + (target - landed) / step  # operator + b, in ∂H at `landed`
 
         # One sum serves both tests: line 11, γ‖a + b‖² ≤ ‖w − opened‖²/γ, inside an iteration, and

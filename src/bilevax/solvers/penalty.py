@@ -13,9 +13,9 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import positive
-from bilevax.problems import BilevelProblem, Form, MinimaxProblem, Point
-from bilevax.problems.constants import lower_smoothness_of, range_of, upper_smoothness_of
-from bilevax.problems.deviation import lower_deviation_of, upper_deviation_of
+from bilevax.problems import BilevelProblem, Form, Point
+from bilevax.problems.constants import smoothness_of, upper_range
+from bilevax.problems.deviation import deviation_of
 from bilevax.problems.reformulate import lower_level, penalty, penalty_blocks, penalty_point
 from bilevax.problems.validate import require, require_bounded, require_gap_bound
 from bilevax.solvers.base import Solver, check_part, check_positive
@@ -129,10 +129,7 @@ class PenaltyMethod(Solver[PenaltyState]):
 
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> PenaltyMethod:
         require(problem, BilevelProblem, "PenaltyMethod")
-        return self._for(problem)._prepared(problem.reference(), problem, start, tolerance)
-
-    def _for(self, problem: BilevelProblem) -> PenaltyMethod:
-        """With the outer method that the data ask for, and a starter where there can be."""
+        # The outer method that the data ask for, and a starter where there can be one.
         kind = StochasticProximalPoint if problem.sampled else ProximalPoint
         outer = kind() if self.outer is None else self.outer
         if not isinstance(outer, kind):
@@ -141,7 +138,8 @@ class PenaltyMethod(Solver[PenaltyState]):
                 f"PenaltyMethod: with {what} outer must be a {kind.__name__}, not {outer!r}"
             )
         starter = self.starter if problem.complete() is not None else None
-        return dataclasses.replace(self, outer=outer, starter=starter)
+        chosen = dataclasses.replace(self, outer=outer, starter=starter)
+        return chosen._prepared(problem.reference(), problem, start, tolerance)
 
     def _prepared(
         self, problem: BilevelProblem, sampled: BilevelProblem, start: Point, tolerance: float
@@ -153,12 +151,14 @@ class PenaltyMethod(Solver[PenaltyState]):
                 require_bounded(term, block, name, "PenaltyMethod")
         for name in ("y1", "y2"):
             require_gap_bound(getattr(problem, name), getattr(start, name), name, "PenaltyMethod")
-        lower = lower_smoothness_of(problem, start)
+        lower, diameter = smoothness_of(problem, start, "lower"), self.diameter
+        if diameter is None:  # D₂ of `eq:D2`: that of the domain of (x2, z1, z2)
+            diameter = float(penalty(problem, 1.0).y.diameter(penalty_blocks(start)[1]))
         constants = penalty_constants(
             epsilon=float(tolerance if self.epsilon is None else self.epsilon),
-            upper_smoothness=upper_smoothness_of(problem, start),
+            upper_smoothness=smoothness_of(problem, start, "upper"),
             lower_smoothness=lower,
-            diameter=_response_diameter(problem, start) if self.diameter is None else self.diameter,
+            diameter=diameter,
             rho=self.rho,
             smoothness=self.smoothness,
             inner_tolerance=self.inner_tolerance,
@@ -194,34 +194,22 @@ class PenaltyMethod(Solver[PenaltyState]):
         )
 
     def _stochastic(
-        self,
-        problem: BilevelProblem,
-        sampled: BilevelProblem,
-        start: Point,
-        constants: PenaltyConstants,
-        dtype: Any,
+        self, problem: Any, sampled: Any, start: Point, constants: PenaltyConstants, dtype: Any
     ) -> StochasticProximalPoint:
         """The outer method with its constants, K of the proof of `thm:minmax_stoch` among them."""
         own = self.outer
         deviation, rho = own.deviation, constants.rho
-        if deviation is None and own.inner.given:
-            deviation = 0.0  # which nothing asks for
         if deviation is None:
-            upper, lower = upper_deviation_of(sampled, start), lower_deviation_of(sampled, start)
+            deviation = 0.0  # which nothing asks for
+        if own.deviation is None and not own.inner.given:
+            upper, lower = (deviation_of(sampled, start, level) for level in ("upper", "lower"))
             deviation = math.sqrt(3 * upper**2 + 6 * rho**2 * lower**2)
         x, _ = penalty_blocks(start)
         x_diameter = float(penalty(problem, rho).x.diameter(x))
 
         def descent() -> float:
             """max f(x⁰, ·) + 1 − f_low."""
-            L = upper_smoothness_of(problem, start)
-            blocks = (start.x1, start.x2, start.y1, start.y2)
-            low, high = range_of(
-                problem.smooth_upper, blocks, L, math.hypot(x_diameter, constants.diameter)
-            )
-            high += float(problem.x1.supremum(start.x1))
-            low -= 0.0 if problem.x2 is None else float(problem.x2.supremum(start.x2))
-            low = low if problem.f_low is None else float(problem.f_low)
+            low, high = upper_range(problem, start, math.hypot(x_diameter, constants.diameter))
             return high + 1 - low
 
         return own.completed(
@@ -235,9 +223,6 @@ class PenaltyMethod(Solver[PenaltyState]):
             descent=descent,
         )
 
-    def _penalised(self, problem: BilevelProblem) -> MinimaxProblem:
-        return penalty(problem, self.rho)
-
     def init(self, problem: BilevelProblem, start: Point) -> PenaltyState:
         x, y = penalty_blocks(start)
         starter = None
@@ -248,11 +233,11 @@ class PenaltyMethod(Solver[PenaltyState]):
             starting=jnp.asarray(starter is not None),
             start_x1=start.x1,
             starter=starter,
-            outer=self.outer.init(self._penalised(problem), Point(x=x, y=y)),
+            outer=self.outer.init(penalty(problem, self.rho), Point(x=x, y=y)),
         )
 
     def step(self, problem: BilevelProblem, state: PenaltyState, limit: Array) -> PenaltyState:
-        penalised = self._penalised(problem)
+        penalised = penalty(problem, self.rho)
 
         def go() -> PenaltyState:
             left = limit - state.gradients + state.outer.gradients
@@ -288,10 +273,10 @@ class PenaltyMethod(Solver[PenaltyState]):
         return f"try solver=bilevax.PenaltyMethod(epsilon={float(self.epsilon) / 4:g})"
 
     def done(self, problem: BilevelProblem, state: PenaltyState) -> Array:
-        return ~state.starting & self.outer.done(self._penalised(problem), state.outer)
+        return ~state.starting & self.outer.done(penalty(problem, self.rho), state.outer)
 
     def output(self, problem: BilevelProblem, state: PenaltyState) -> Point:
-        found = self.outer.output(self._penalised(problem), state.outer)
+        found = self.outer.output(penalty(problem, self.rho), state.outer)
         return penalty_point(found.x, found.y).replace(rho=self.rho)
 
 
@@ -299,9 +284,3 @@ def _complete(problem: BilevelProblem) -> BilevelProblem:
     known = problem.complete()
     assert known is not None  # or there would be no starter
     return known
-
-
-def _response_diameter(problem: BilevelProblem, start: Point) -> float:
-    """D₂ of `eq:D2`: the diameter of the domain of (x2, z1, z2)."""
-    _, y = penalty_blocks(start)
-    return float(penalty(problem, 1.0).y.diameter(y))

@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import tracing
 from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.reformulate import proximal
@@ -18,6 +19,9 @@ from bilevax.problems.validate import require, require_bounded
 from bilevax.solvers.base import InnerSolver, Solver, check_center, check_part, check_positive
 from bilevax.solvers.optfom import OptFOM
 from bilevax.trees import Tree
+
+# The constants of a proximal point method.
+CONSTANTS = ("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight")
 
 
 class ProximalPointState(eqx.Module):
@@ -58,10 +62,7 @@ class ProximalPoint(Solver[ProximalPointState]):
     inner: InnerSolver = eqx.field(default_factory=OptFOM)
 
     def __check_init__(self):
-        check_positive(
-            self,
-            *("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight"),
-        )
+        check_positive(self, *CONSTANTS)
         check_center(self, self.center)
         check_part(self, "inner", InnerSolver)
 
@@ -81,15 +82,17 @@ class ProximalPoint(Solver[ProximalPointState]):
     def completed(
         self, smoothness: Any, diameter: Any, tolerance: Any, inner_tolerance: Any, dtype: Any
     ) -> ProximalPoint:
-        """The same method with every constant set; those it was given stay."""
+        """The same method with every constant set; those it was given stay. All may be traced."""
 
-        def first(*values: Any) -> float:
-            return float(next(value for value in values if value is not None))
+        def first(*values: Any) -> Any:
+            value = next(value for value in values if value is not None)
+            return value if tracing(value) else float(value)
 
         tolerance = first(self.tolerance, tolerance)
         smoothness = first(self.smoothness, smoothness)
         spread = first(self.y_diameter, diameter, 1.0)
-        spread = spread if spread > 0 else 1.0  # over a domain of a single point any weight serves
+        # Over a domain of a single point any weight serves.
+        spread = spread if tracing(spread) or spread > 0 else 1.0
         constants = {
             "tolerance": tolerance,
             "inner_tolerance": first(self.inner_tolerance, inner_tolerance, tolerance / 2),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.arguments import non_negative, positive, tracing, whole
+from bilevax.arguments import non_negative, one_of, positive, tracing, whole
 from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.deviation import deviation_of
@@ -73,6 +73,21 @@ def sapd_constants(
         theta=theta,
         rate=rate,
     )
+
+
+def check_sampling(solver: Any) -> None:
+    """Refuse what no stochastic method takes: its deviation, its iterations, its key."""
+    name, iterations = type(solver).__name__, solver.iterations
+    if solver.deviation is not None:
+        non_negative(solver.deviation, f"{name}: deviation")
+    if iterations is not None and not isinstance(iterations, jax.Array):
+        whole(iterations, f"{name}: iterations", 1)
+    check_key(solver)
+
+
+def as_count(times: Any) -> Array:
+    """A number of iterations. A counter of 32 bits ends somewhere; every budget does before."""
+    return jnp.asarray(min(int(times), int(jnp.iinfo(jnp.zeros((), int).dtype).max) // 2))
 
 
 class Pull(eqx.Module):
@@ -138,15 +153,10 @@ class SAPD(Solver[SAPDState]):
         check_positive(
             self, "tau", "sigma", "sigma_x", "sigma_y", "smoothness", "tolerance", "decay"
         )
-        if self.deviation is not None:
-            non_negative(self.deviation, "SAPD: deviation")
         if self.theta is not None:
             non_negative(self.theta, "SAPD: theta")
-        if self.iterations is not None and not isinstance(self.iterations, jax.Array):
-            whole(self.iterations, "SAPD: iterations", 1)
-        check_key(self)
-        if self.returns not in ("last", "average"):
-            raise ValueError(f"SAPD: returns must be 'last' or 'average', not {self.returns!r}")
+        check_sampling(self)
+        one_of(self.returns, "SAPD: returns", "last", "average")
         check_part(self, "estimator", Estimator)
 
     @property
@@ -167,60 +177,44 @@ class SAPD(Solver[SAPDState]):
 
     def prepare(self, problem: MinimaxProblem, start: Point, tolerance: float) -> SAPD:
         require(problem, MinimaxProblem, "SAPD")
-        if self.given:
-            known: dict[str, Any] = {}
-            if None in (self.tau, self.sigma) and self.smoothness is None:
-                known["smoothness"] = smoothness_of(problem.reference(), start)
-            return self.completed(trees.dtype_of(start), tolerance=tolerance, **known)
-        for name in ("sigma_x", "sigma_y"):
-            if getattr(self, name) is None:
-                raise ValueError(
-                    f"SAPD needs {name}, the modulus of strong "
-                    f"{'convexity' if name == 'sigma_x' else 'concavity'}; or give iterations, "
-                    "tau, sigma and theta"
-                )
-        for name in ("x", "y"):
-            require_bounded(getattr(problem, name), getattr(start, name), name, "SAPD")
-        return self.completed(
-            trees.dtype_of(start),
-            smoothness=smoothness_of(problem.reference(), start)
-            if self.smoothness is None
-            else self.smoothness,
-            sigma_x=self.sigma_x,
-            sigma_y=self.sigma_y,
-            deviation=deviation_of(problem, start) if self.deviation is None else self.deviation,
-            tolerance=tolerance,
-            x_diameter=float(problem.x.diameter(start.x)),
-            y_diameter=float(problem.y.diameter(start.y)),
-        )
+        known: dict[str, Any] = {}
+        if not self.given:
+            for name, kind in (("sigma_x", "convexity"), ("sigma_y", "concavity")):
+                known[name] = getattr(self, name)
+                if known[name] is None:
+                    raise ValueError(
+                        f"SAPD needs {name}, the modulus of strong {kind}; or give iterations, "
+                        "tau, sigma and theta"
+                    )
+            for name in ("x", "y"):
+                term, block = getattr(problem, name), getattr(start, name)
+                require_bounded(term, block, name, "SAPD")
+                known[f"{name}_diameter"] = float(term.diameter(block))
+            own = self.deviation
+            known["deviation"] = deviation_of(problem, start) if own is None else own
+        if not self.given or None in (self.tau, self.sigma):
+            own = self.smoothness
+            known["smoothness"] = smoothness_of(problem.reference(), start) if own is None else own
+        return self.completed(trees.dtype_of(start), tolerance=tolerance, **known)
 
     def completed(self, dtype: Any, *, tolerance: Any, **known: Any) -> SAPD:
         """The same method with every constant set; those it was given stay."""
         tolerance = float(tolerance if self.tolerance is None else self.tolerance)
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"tolerance": tolerance}
         if not self.given:
-            constants = sapd_constants(tolerance=tolerance, **known)
-            found = dataclasses.asdict(constants) | {
-                name: known[name] for name in ("sigma_x", "sigma_y", "smoothness", "deviation")
-            }
+            found |= known | dataclasses.asdict(sapd_constants(tolerance=tolerance, **known))
         elif None in (self.tau, self.sigma):
             L = float(known["smoothness"] if self.smoothness is None else self.smoothness)
-            found = {"tau": 1 / (2 * L), "sigma": 1 / (2 * L), "smoothness": L}
-        found["tolerance"] = tolerance
-        # A counter of 32 bits ends somewhere, and so does every budget before that.
-        most = int(jnp.iinfo(jnp.zeros((), int).dtype).max) // 2
-        values: dict[str, Any] = {}
+            found |= {"tau": 1 / (2 * L), "sigma": 1 / (2 * L), "smoothness": L}
         names = ("tau", "sigma", "theta", "sigma_x", "sigma_y", "smoothness", "deviation", "decay")
-        for name in names:
-            value = getattr(self, name) if getattr(self, name) is not None else found.get(name)
-            values[name] = None if value is None else jnp.asarray(value, dtype)
-        times: Any = found.get("iterations") if self.iterations is None else self.iterations
+        given = {name: getattr(self, name) for name in (*names, "iterations")}
+        found |= {name: value for name, value in given.items() if value is not None}
+        constants = {name: found[name] for name in (*names, "tolerance") if name in found}
         return dataclasses.replace(
             self,
-            iterations=jnp.asarray(min(int(times), most)),
-            tolerance=jnp.asarray(tolerance, dtype),
+            iterations=as_count(found["iterations"]),
             key=jnp.asarray(self.key),
-            **values,
+            **{name: jnp.asarray(value, dtype) for name, value in constants.items()},
         )
 
     def init(self, problem: MinimaxProblem, start: Point) -> SAPDState:

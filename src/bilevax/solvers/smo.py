@@ -19,13 +19,8 @@ class SMO(Stages):
     A_k = g + (‖[λ_k + µ_k·c]₊‖² + ‖ν_k + µ_k·e‖² − ‖λ_k‖² − ‖ν_k‖²)/(2µ_k), λ_0 = 0, ν_0 = 0, with
     ε_k = max(0.8^k, ε) until it is ε, ρ_k = 1/ε_k, µ_k = ε_k⁻³ and ε̂_k = ε_k/(2√µ_k).
     λ = ρ[λ_k + µc(x, y)]₊, λ̄ = [λ_k + µc(x, z)]₊, which is λ_{k+1}, and likewise ν, ν̄ without
-    [·]₊. Only one schedule is published, so both names of `schedule` stand for it.
-
-    ε is `epsilon`, or the tolerance of `solve`. The constants L_f (`upper_smoothness`), L_g
-    (`lower_smoothness`), L_c (`constraint_lipschitz`), L_∇c (`constraint_smoothness`) and
-    c_hi ≥ ‖(c, e)‖ (`constraint_bound`) are the solver's if given, else the problem's, else
-    estimated; `diameter` is that of y, `stages` the number of stages. A value given to `outer`
-    itself goes before the one that a stage would set.
+    [·]₊. Only one schedule is published, so both names of `schedule` stand for it. The options are
+    those of `Stages`.
     """
 
     keeps_multipliers: ClassVar[bool] = True

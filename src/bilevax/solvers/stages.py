@@ -14,18 +14,19 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.arguments import non_negative, whole
+from bilevax.arguments import non_negative, one_of, whole
 from bilevax.certificates.gap import linear_excess
 from bilevax.problems import ConstrainedBilevelProblem, Form, MinimaxProblem, Multipliers, Point
 from bilevax.problems.constants import (
     constraint_values,
     estimate_constraint_lipschitz,
     estimate_constraint_smoothness,
-    estimate_smoothness,
+    lower_smoothness_of,
+    upper_smoothness_of,
 )
 from bilevax.problems.validate import require, require_bounded
 from bilevax.solvers.base import Solver, check_part, check_positive
-from bilevax.solvers.proximal_point import ProximalPoint, ProximalPointState
+from bilevax.solvers.proximal_point import CONSTANTS, ProximalPoint, ProximalPointState
 from bilevax.terms import PerLeaf
 from bilevax.trees import Tree
 
@@ -63,6 +64,12 @@ class PenalisedLower(eqx.Module):
             jax.tree.map(above, lam, values(self.constraints)),
             jax.tree.map(moved, nu, values(self.equalities)),
         )
+
+    def answer(self, rho: Array, x: Tree, y: Tree, z: Tree, *data: Tree) -> Point:
+        """The iterate with (λ, ν) = ρ·`multipliers`(x, y) and (λ̄, ν̄) = `multipliers`(x, z)."""
+        lam, nu = trees.scale(rho, self.multipliers(x, y, *data))
+        lam_bar, nu_bar = self.multipliers(x, z, *data)
+        return Point(x=x, y=y, z=z, rho=rho, multipliers=Multipliers(lam, lam_bar, nu, nu_bar))
 
     def __call__(self, x: Tree, z: Tree, *data: Tree) -> Array:
         value = self.lower(x, z, *data)
@@ -127,6 +134,12 @@ class Stages(Solver[StagesState]):
     The gradients that are counted are those of the function in 2, which has f once and A_k twice; a
     step of 1, with one gradient of A_k in z alone, counts as one, too. Multipliers come from
     function values, and these are not counted.
+
+    ε is `epsilon`, or the tolerance of `solve`. The constants L_f (`upper_smoothness`), L_g
+    (`lower_smoothness`), L_c (`constraint_lipschitz`), L_∇c (`constraint_smoothness`) and
+    c_hi ≥ ‖(c, e)‖ (`constraint_bound`) are the solver's if given, else the problem's, else
+    estimated; `diameter` is that of y, `stages` the number of stages. A value given to `outer`
+    itself goes before the one that a stage would set.
     """
 
     form: ClassVar[type[Form]] = ConstrainedBilevelProblem
@@ -155,10 +168,7 @@ class Stages(Solver[StagesState]):
                 non_negative(value, f"{name}: {constant}")
         if self.stages is not None and not eqx.is_array(self.stages):
             whole(self.stages, f"{name}: stages", 1)
-        if self.schedule not in ("practical", "theory"):
-            raise ValueError(
-                f"{name}: schedule must be 'practical' or 'theory', not {self.schedule!r}"
-            )
+        one_of(self.schedule, f"{name}: schedule", "practical", "theory")
         check_part(self, "outer", ProximalPoint)
 
     @abc.abstractmethod
@@ -197,8 +207,7 @@ class Stages(Solver[StagesState]):
             "diameter": diameter if diameter > 0 else 1.0,
         }
         arrays = {key: jnp.asarray(value, dtype) for key, value in constants.items()}
-        own = ("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight")
-        given = {key: getattr(self.outer, key) for key in own}
+        given = {key: getattr(self.outer, key) for key in CONSTANTS}
         given = {key: jnp.asarray(v, dtype) for key, v in given.items() if v is not None}
         stages = self.count(epsilon) if self.stages is None else int(self.stages)
         outer = dataclasses.replace(self.outer, **given)
@@ -207,31 +216,26 @@ class Stages(Solver[StagesState]):
     def _measured(self, problem: ConstrainedBilevelProblem, start: Point) -> dict[str, float]:
         """The constants of the problem: the solver's, or else the problem's, or else estimates."""
         term, blocks = PerLeaf((problem.x, problem.y)), (start.x, start.y)
-        found: dict[str, float] = {}
 
-        def settle(name: str, estimate: Callable[[], float]) -> None:
-            given = (getattr(self, name), getattr(problem, name, None))
-            known = next((value for value in given if value is not None), None)
-            found[name] = estimate() if known is None else float(known)
-
-        for label in ("upper", "lower"):
-            function = getattr(problem, label)
-            settle(
-                f"{label}_smoothness",
-                lambda f=function, s=label: estimate_smoothness(f, term, blocks, problem.data, s),
-            )
-        settle("constraint_lipschitz", lambda: estimate_constraint_lipschitz(problem, start))
-        settle("constraint_smoothness", lambda: estimate_constraint_smoothness(problem, start))
-
-        def bound() -> float:
+        def bound(problem: ConstrainedBilevelProblem, start: Point) -> float:
             # Never too small where the Lipschitz constant is not; samples would be.
             here = float(trees.norm(constraint_values(problem)(blocks)))
             return here + found["constraint_lipschitz"] * float(term.diameter(blocks))
 
-        settle("constraint_bound", bound)
+        found: dict[str, float] = {}
+        for name, estimate in (
+            ("upper_smoothness", upper_smoothness_of),
+            ("lower_smoothness", lower_smoothness_of),
+            ("constraint_lipschitz", estimate_constraint_lipschitz),
+            ("constraint_smoothness", estimate_constraint_smoothness),
+            ("constraint_bound", bound),
+        ):
+            own, known = getattr(self, name), getattr(problem, name, None)
+            known = known if own is None else own
+            found[name] = estimate(problem, start) if known is None else float(known)
         return found
 
-    def _lower(
+    def lower(
         self, problem: ConstrainedBilevelProblem, stage: Stage, shift: tuple[Tree, Tree]
     ) -> tuple[PenalisedLower, Array]:
         """A_k and its smoothness L̃."""
@@ -244,69 +248,34 @@ class Stages(Solver[StagesState]):
         lower = PenalisedLower(p.lower, p.constraints, p.equalities, shift, w)
         return lower, jnp.maximum(smoothness, least)
 
-    def _minimax(
-        self,
-        problem: ConstrainedBilevelProblem,
-        stage: Stage,
-        lower: PenalisedLower,
-        smoothness: Array,
-    ) -> tuple[MinimaxProblem, ProximalPoint]:
-        """The problem of a stage's second phase, and the method with its constants."""
+    def _posed(
+        self, problem: ConstrainedBilevelProblem, number: Array, shift: tuple[Tree, Tree]
+    ) -> tuple[Stage, PenalisedLower, Array, MinimaxProblem, ProximalPoint]:
+        """A stage, A_k and L̃, and of its second phase the problem and the method."""
+        stage = self.constants(number)
+        lower, smoothness = self.lower(problem, stage, shift)
         y = stage.rho * problem.y
-        minimax = MinimaxProblem(
-            StageFunction(problem.upper, lower, stage.rho),
-            PerLeaf((problem.x, y)),
-            y,
-            data=problem.data,
-        )
-
-        def given(name: str, value: Array) -> Array:
-            own = getattr(self.outer, name)
-            return value if own is None else own
-
+        function = StageFunction(problem.upper, lower, stage.rho)
+        minimax = MinimaxProblem(function, PerLeaf((problem.x, y)), y, data=problem.data)
         whole_smoothness = self.upper_smoothness + 2 * stage.rho * smoothness
-        smoothness = given("smoothness", whole_smoothness)
-        tolerance = given("tolerance", stage.epsilon)
-        diameter = given("y_diameter", self.diameter)
-        outer = dataclasses.replace(
-            self.outer,
-            tolerance=tolerance,
-            inner_tolerance=given("inner_tolerance", stage.inner_tolerance),
-            smoothness=smoothness,
-            y_diameter=diameter,
-            x_weight=given("x_weight", 2 * smoothness),
-            y_weight=given("y_weight", tolerance / (2 * diameter)),
-        )
-        return minimax, outer
-
-    def _answer(
-        self,
-        problem: ConstrainedBilevelProblem,
-        rho: Array,
-        lower: PenalisedLower,
-        xyz: tuple[Tree, Tree, Tree],
-    ) -> Point:
-        """The iterate with (λ, ν) = ρ·`multipliers`(x, y) and (λ̄, ν̄) = `multipliers`(x, z)."""
-        x, y, z = xyz
-        lam, nu = trees.scale(rho, lower.multipliers(x, y, *problem.extra))
-        lam_bar, nu_bar = lower.multipliers(x, z, *problem.extra)
-        return Point(x=x, y=y, z=z, rho=rho, multipliers=Multipliers(lam, lam_bar, nu, nu_bar))
+        tolerances = (stage.epsilon, stage.inner_tolerance)
+        dtype = self.epsilon.dtype
+        outer = self.outer.completed(whole_smoothness, self.diameter, *tolerances, dtype)
+        return stage, lower, smoothness, minimax, outer
 
     def init(self, problem: ConstrainedBilevelProblem, start: Point) -> StagesState:
         x, y, zero = start.x, start.y, jnp.zeros((), int)
         dtype = trees.dtype_of((x, y))
         values = tuple(problem.called(name, x, y) for name in ("constraints", "equalities"))
         shift = jax.tree.map(lambda v: jnp.zeros(v.shape, dtype), values)
-        stage = self.constants(zero)
-        lower, smoothness = self._lower(problem, stage, shift)
-        minimax, outer = self._minimax(problem, stage, lower, smoothness)
+        stage, lower, _, minimax, outer = self._posed(problem, zero, shift)
         return StagesState(
             stage=zero,
             shift=shift,
             warming=jnp.asarray(True),
             warm=WarmStart.at(y),
             outer=outer.init(minimax, Point(x=(x, y), y=y)),
-            answer=self._answer(problem, stage.rho, lower, (x, y, y)),
+            answer=lower.answer(stage.rho, x, y, y, *problem.extra),
             finished=jnp.asarray(False),
             gradients=zero,
         )
@@ -324,8 +293,7 @@ class Stages(Solver[StagesState]):
         self, problem: ConstrainedBilevelProblem, state: StagesState, limit: Array
     ) -> StagesState:
         """Accelerated gradient on A_k(x, ·) + g2, and where it ends the solve begins."""
-        stage = self.constants(state.stage)
-        lower, smoothness = self._lower(problem, stage, state.shift)
+        stage, lower, smoothness, minimax, outer = self._posed(problem, state.stage, state.shift)
         x, term = state.answer.x, problem.y
         gradient = jax.grad(lambda z: lower(x, z, *problem.extra))
 
@@ -349,11 +317,8 @@ class Stages(Solver[StagesState]):
         state = dataclasses.replace(state, warm=warm, gradients=gradients)
 
         def begin() -> StagesState:
-            minimax, outer = self._minimax(problem, stage, lower, smoothness)
-            point = Point(x=(x, warm.z), y=warm.z)
-            return dataclasses.replace(
-                state, warming=jnp.asarray(False), outer=outer.init(minimax, point)
-            )
+            begun = outer.init(minimax, Point(x=(x, warm.z), y=warm.z))
+            return dataclasses.replace(state, warming=jnp.asarray(False), outer=begun)
 
         return lax.cond(found, begin, lambda: state)
 
@@ -361,9 +326,7 @@ class Stages(Solver[StagesState]):
         self, problem: ConstrainedBilevelProblem, state: StagesState, limit: Array
     ) -> StagesState:
         """One step of the proximal point method, and where it ends the next stage begins."""
-        stage = self.constants(state.stage)
-        lower, smoothness = self._lower(problem, stage, state.shift)
-        minimax, method = self._minimax(problem, stage, lower, smoothness)
+        stage, lower, _, minimax, method = self._posed(problem, state.stage, state.shift)
         before = state.outer
         outer = method.step(minimax, before, limit - state.gradients + before.gradients)
         gradients = state.gradients + outer.gradients - before.gradients
@@ -371,7 +334,7 @@ class Stages(Solver[StagesState]):
 
         def land() -> StagesState:
             (x, y), z = outer.x, outer.y
-            answer = self._answer(problem, stage.rho, lower, (x, y, z))
+            answer = lower.answer(stage.rho, x, y, z, *problem.extra)
             landed = dataclasses.replace(state, answer=answer)
             return lax.cond(outer.finished, lambda: self._next(problem, landed), lambda: landed)
 

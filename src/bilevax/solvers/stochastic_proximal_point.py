@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import equinox as eqx
@@ -13,13 +14,14 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.arguments import non_negative, whole
+from bilevax.arguments import one_of
 from bilevax.problems import Form, MinimaxProblem, Point
-from bilevax.problems.constants import range_of, smoothness_of
+from bilevax.problems.constants import saddle_range, smoothness_of
 from bilevax.problems.deviation import deviation_of
 from bilevax.problems.validate import require, require_bounded
-from bilevax.solvers.base import Solver, check_center, check_key, check_part, check_positive
-from bilevax.solvers.sapd import SAPD, Pull, SAPDState
+from bilevax.solvers.base import Solver, check_center, check_part, check_positive
+from bilevax.solvers.proximal_point import CONSTANTS
+from bilevax.solvers.sapd import SAPD, Pull, SAPDState, as_count, check_sampling
 from bilevax.trees import Tree
 
 
@@ -76,20 +78,10 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
     inner: SAPD = eqx.field(default_factory=SAPD)
 
     def __check_init__(self):
-        check_positive(
-            self,
-            *("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weight", "y_weight"),
-        )
-        if self.deviation is not None:
-            non_negative(self.deviation, "StochasticProximalPoint: deviation")
-        if self.iterations is not None and not isinstance(self.iterations, jax.Array):
-            whole(self.iterations, "StochasticProximalPoint: iterations", 1)
+        check_positive(self, *CONSTANTS)
+        check_sampling(self)
         check_center(self, self.center)
-        check_key(self)
-        if self.returns not in ("random", "last"):
-            raise ValueError(
-                f"StochasticProximalPoint: returns must be 'random' or 'last', not {self.returns!r}"
-            )
+        one_of(self.returns, "StochasticProximalPoint: returns", "random", "last")
         check_part(self, "inner", SAPD)
         if not isinstance(self.inner.key, jax.Array) and self.inner.key != 0:
             raise ValueError(
@@ -109,13 +101,17 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
         at = problem.reference()
         if self.y_diameter is None and self.y_weight is None:
             require_bounded(problem.y, start.y, "y", "StochasticProximalPoint")
-        x_diameter, y_diameter = (
-            float(term.diameter(block)) for term, block in ((at.x, start.x), (at.y, start.y))
-        )
+        x_diameter, y_diameter = float(at.x.diameter(start.x)), float(at.y.diameter(start.y))
         smoothness = smoothness_of(at, start) if self.smoothness is None else float(self.smoothness)
         deviation = self.deviation
         if deviation is None:
             deviation = 0.0 if self.inner.given else deviation_of(problem, start)
+
+        def descent() -> float:
+            diameter = math.hypot(x_diameter, y_diameter)
+            low, high = saddle_range(at, start, smoothness, diameter)
+            return high - low
+
         return self.completed(
             trees.dtype_of(start),
             smoothness=smoothness,
@@ -124,45 +120,36 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
             inner_tolerance=tolerance / 2,
             x_diameter=x_diameter,
             y_diameter=y_diameter,
-            descent=lambda: _descent(at, start, smoothness, math.hypot(x_diameter, y_diameter)),
+            descent=descent,
         )
 
     def completed(
-        self,
-        dtype: Any,
-        *,
-        smoothness: float,
-        deviation: float,
-        tolerance: float,
-        inner_tolerance: float,
-        x_diameter: float,
-        y_diameter: float,
-        descent: Any,
+        self, dtype: Any, *, x_diameter: float, descent: Callable[[], float], **found: float
     ) -> StochasticProximalPoint:
-        """The same method with every constant set; those it was given stay.
+        """The same method with every constant set; those it was given stay, `found` has the others.
 
         `descent` gives a bound on max H(x⁰, ·) − H* when it is called, if it is called.
         """
-        given = lambda name, value: float(
-            value if getattr(self, name) is None else getattr(self, name)
-        )
-        tolerance, hat = given("tolerance", tolerance), given("inner_tolerance", inner_tolerance)
-        L, delta = given("smoothness", smoothness), given("deviation", deviation)
-        spread = given("y_diameter", y_diameter)
+
+        def given(name: str, value: float | None = None) -> float:
+            own = getattr(self, name)
+            return float((found[name] if value is None else value) if own is None else own)
+
+        names = ("tolerance", "inner_tolerance", "smoothness", "deviation", "y_diameter")
+        tolerance, hat, L, delta, spread = map(given, names)
         spread = spread if spread > 0 else 1.0  # over a domain of a single point any weight serves
         x_weight = given("x_weight", 2 * L)
         y_weight = given("y_weight", tolerance / (2 * spread))
         times = self.iterations
         if times is None:
             times = math.ceil(min((descent() + tolerance * spread / 4) / hat**2, 2.0**62))
-        inner = self.inner
-        if not inner.given and not math.isfinite(x_diameter):
+        if not self.inner.given and not math.isfinite(x_diameter):
             raise ValueError(
                 "StochasticProximalPoint takes SAPD's constants from the diameter of x's domain, "
                 "which is unbounded. Bound it, or give inner=bilevax.SAPD(iterations=…, tau=…, "
                 "sigma=…, theta=…)"
             )
-        inner = dataclasses.replace(inner, key=self.key).completed(
+        inner = dataclasses.replace(self.inner, key=self.key).completed(
             dtype,
             tolerance=hat,
             smoothness=L + max(x_weight, y_weight),
@@ -172,19 +159,11 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
             x_diameter=x_diameter,
             y_diameter=spread,
         )
-        most = int(jnp.iinfo(jnp.zeros((), int).dtype).max) // 2
-        values = {
-            "tolerance": tolerance,
-            "inner_tolerance": hat,
-            "smoothness": L,
-            "deviation": delta,
-            "y_diameter": spread,
-            "x_weight": x_weight,
-            "y_weight": y_weight,
-        }
+        values = dict(zip(names, (tolerance, hat, L, delta, spread)))
+        values |= {"x_weight": x_weight, "y_weight": y_weight}
         return dataclasses.replace(
             self,
-            iterations=jnp.asarray(min(max(int(times), 1), most)),
+            iterations=as_count(max(int(times), 1)),
             key=jnp.asarray(self.key),
             inner=inner,
             **{name: jnp.asarray(value, dtype) for name, value in values.items()},
@@ -242,9 +221,3 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
     def output(self, problem: MinimaxProblem, state: StochasticProximalPointState) -> Point:
         x, y = state.chosen
         return Point(x=x, y=y)
-
-
-def _descent(problem: MinimaxProblem, start: Point, smoothness: float, diameter: float) -> float:
-    """A bound on max H(x⁰, ·) − H*."""
-    low, high = range_of(problem.smooth, (start.x, start.y), smoothness, diameter)
-    return high + float(problem.x.supremum(start.x)) - low + float(problem.y.supremum(start.y))

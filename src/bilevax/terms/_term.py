@@ -6,7 +6,6 @@ import abc
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import equinox as eqx
@@ -46,11 +45,6 @@ def as_step(step: Number) -> Array:
     return step if jnp.issubdtype(step.dtype, jnp.inexact) else step.astype(float)
 
 
-def concrete(value: Any) -> bool:
-    """Whether a parameter has numbers now, because JAX is not tracing it."""
-    return not tracing(value)
-
-
 def is_term(value: Any) -> bool:
     return isinstance(value, Term)
 
@@ -63,7 +57,7 @@ def tree_sum(tree: Tree) -> Scalar:
 
 def _show(value: Any) -> str:
     """A parameter for a reader: a number, or the shape of an array."""
-    if isinstance(value, np.ndarray | jax.Array) and concrete(value):
+    if isinstance(value, np.ndarray | jax.Array) and not tracing(value):
         return f"{value:g}" if value.ndim == 0 else f"array{value.shape}"
     return repr(value)
 
@@ -138,7 +132,39 @@ class Term(eqx.Module):
     __rmul__ = __mul__
 
 
-class LeafTerm(Term):
+class Separable(Term):
+    """A term that is a sum over parts of its block, each with a term of its own."""
+
+    @abc.abstractmethod
+    def _each(self, method: str, *trees: Tree, step: Number | None = None) -> Tree:
+        """What a method of every part's term says of that part."""
+
+    def value(self, x: Tree) -> Scalar:
+        return tree_sum(self._each("value", x))
+
+    def prox(self, v: Tree, step: Number) -> Tree:
+        return self._each("prox", v, step=step)
+
+    def project(self, v: Tree) -> Tree:
+        return self._each("project", v)
+
+    def diameter(self, like: Tree) -> Scalar:
+        return jnp.sqrt(tree_sum(jax.tree.map(lambda d: d**2, self._each("diameter", like))))
+
+    def linear_oracle(self, g: Tree) -> Tree:
+        return self._each("linear_oracle", g)
+
+    def conjugate(self, g: Tree) -> Scalar:
+        return tree_sum(self._each("conjugate", g))
+
+    def residual(self, x: Tree, g: Tree) -> Tree:
+        return self._each("residual", x, g)
+
+    def supremum(self, like: Tree) -> Scalar:
+        return tree_sum(self._each("supremum", like))
+
+
+class LeafTerm(Separable):
     """A term defined for one array; a pytree is taken leaf by leaf.
 
     So `Simplex()` on a pytree of two arrays is the product of two simplices, not one simplex
@@ -173,31 +199,16 @@ class LeafTerm(Term):
     def leaf_check(self, x: Array) -> str | None:
         """What is wrong with an array of this shape, or nothing."""
 
-    def value(self, x: Tree) -> Scalar:
-        return tree_sum(jax.tree.map(lambda a: self.leaf_value(jnp.asarray(a)), x))
+    def _each(self, method: str, *trees: Tree, step: Number | None = None) -> Tree:
+        # A leaf of what only has a shape and a dtype, as for a diameter, may be no array.
+        array = _ones if method in ("diameter", "supremum") else jnp.asarray
 
-    def prox(self, v: Tree, step: Number) -> Tree:
-        arrays = jax.tree.map(jnp.asarray, v)
-        return jax.tree.map(lambda a: self.leaf_prox(a, scalar(step, a)), arrays)
+        def of_leaf(*leaves: Any) -> Any:
+            arrays = [array(leaf) for leaf in leaves]
+            steps = [] if step is None else [scalar(step, arrays[0])]
+            return getattr(self, f"leaf_{method}")(*arrays, *steps)
 
-    def project(self, v: Tree) -> Tree:
-        return jax.tree.map(lambda a: self.leaf_project(jnp.asarray(a)), v)
-
-    def diameter(self, like: Tree) -> Scalar:
-        squares = jax.tree.map(lambda a: self.leaf_diameter(_ones(a)) ** 2, like)
-        return jnp.sqrt(tree_sum(squares))
-
-    def linear_oracle(self, g: Tree) -> Tree:
-        return jax.tree.map(lambda a: self.leaf_linear_oracle(jnp.asarray(a)), g)
-
-    def conjugate(self, g: Tree) -> Scalar:
-        return tree_sum(jax.tree.map(lambda a: self.leaf_conjugate(jnp.asarray(a)), g))
-
-    def residual(self, x: Tree, g: Tree) -> Tree:
-        return jax.tree.map(lambda a, b: self.leaf_residual(jnp.asarray(a), jnp.asarray(b)), x, g)
-
-    def supremum(self, like: Tree) -> Scalar:
-        return tree_sum(jax.tree.map(lambda a: self.leaf_supremum(_ones(a)), like))
+        return jax.tree.map(of_leaf, *trees)
 
     def check_block(self, x: Tree, name: str) -> None:
         for path, leaf in jax.tree_util.tree_leaves_with_path(x):
@@ -211,7 +222,7 @@ def _ones(like: Any) -> Array:
     return jnp.ones(jnp.shape(like), jnp.result_type(like))
 
 
-class PerLeaf(Term):
+class PerLeaf(Separable):
     """One term for each part of a block: φ(x) = Σ φᵢ(xᵢ) for a pytree of terms φᵢ.
 
     `parts` may be a prefix of the block's own tree, so one term can stand for a whole subtree.
@@ -224,36 +235,14 @@ class PerLeaf(Term):
             if not is_term(part):
                 raise TypeError(f"PerLeaf: parts must be a pytree of terms, but holds {part!r}")
 
-    def _map(self, method: Callable[..., Any], *trees: Tree) -> Tree:
-        return jax.tree.map(method, self.parts, *trees, is_leaf=is_term)
-
-    def value(self, x: Tree) -> Scalar:
-        return tree_sum(self._map(lambda t, a: t.value(a), x))
-
-    def prox(self, v: Tree, step: Number) -> Tree:
-        return self._map(lambda t, a: t.prox(a, step), v)
-
-    def project(self, v: Tree) -> Tree:
-        return self._map(lambda t, a: t.project(a), v)
-
-    def diameter(self, like: Tree) -> Scalar:
-        return jnp.sqrt(tree_sum(self._map(lambda t, a: t.diameter(a) ** 2, like)))
-
-    def linear_oracle(self, g: Tree) -> Tree:
-        return self._map(lambda t, a: t.linear_oracle(a), g)
-
-    def conjugate(self, g: Tree) -> Scalar:
-        return tree_sum(self._map(lambda t, a: t.conjugate(a), g))
-
-    def residual(self, x: Tree, g: Tree) -> Tree:
-        return self._map(lambda t, a, b: t.residual(a, b), x, g)
-
-    def supremum(self, like: Tree) -> Scalar:
-        return tree_sum(self._map(lambda t, a: t.supremum(a), like))
+    def _each(self, method: str, *trees: Tree, step: Number | None = None) -> Tree:
+        steps = () if step is None else (step,)
+        call = lambda term, *parts: getattr(term, method)(*parts, *steps)
+        return jax.tree.map(call, self.parts, *trees, is_leaf=is_term)
 
     def check_block(self, x: Tree, name: str) -> None:
         try:
-            pairs = self._map(lambda t, a: (t, a), x)
+            pairs = jax.tree.map(lambda *pair: pair, self.parts, x, is_leaf=is_term)
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{name}: the pytree of terms {self.parts} does not match the block's own pytree "

@@ -1,12 +1,9 @@
 """The level at which clipped entries add up: the one equation behind every simplex.
 
-Find τ such that
-
-    Σᵢ clip(rᵢ·(vᵢ − τ), lowerᵢ, upperᵢ) = total.
-
-The sum falls with τ in straight pieces. With rates rᵢ = 1 its clipped entries are the projection of
-v on {u : lower ≤ u ≤ upper, Σ u = total}. `waterfill` finds them in a compiled program and
-`host_level` finds τ on the host, for any rates.
+Find τ such that Σᵢ clip(rᵢ·(vᵢ − τ), lowerᵢ, upperᵢ) = total. The sum falls with τ in straight
+pieces. With rates rᵢ = 1 its clipped entries are the projection of v on the set
+{u : lower ≤ u ≤ upper, Σ u = total}. `waterfill` finds them in a compiled program and `host_level`
+finds τ on the host, for any rates.
 """
 
 from __future__ import annotations

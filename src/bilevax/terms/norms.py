@@ -10,30 +10,24 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax.arguments import axis_or_none, finite, interval, non_negative, positive
-from bilevax.terms._term import (
-    LeafTerm,
-    Number,
-    Scalar,
-    Term,
-    Tree,
-    as_step,
-    cast,
-    parameter,
-    scalar,
-    tree_sum,
-)
-from bilevax.terms.sets import (
-    Box,
-    Free,
-    check_axis,
-    check_broadcast,
-    indicator,
-    safe_norm,
-    shortest,
-)
+from bilevax.terms._term import Number, Scalar, Term, as_step, cast, parameter, scalar, tree_sum
+from bilevax.terms.sets import Box, Everywhere, Free, InBox, check_axis, check_broadcast, indicator
+from bilevax.trees import Tree
 
 
-class L1(LeafTerm):
+def shortest(g: Array, low: Array, high: Array) -> Array:
+    """The shortest vector of g + [low, high], entry by entry."""
+    return lax.clamp(g + low, jnp.zeros_like(g), g + high)
+
+
+def safe_norm(x: Array, axis: int | None) -> Array:
+    """Norms along `axis`, kept as an axis of length one; differentiable at zero."""
+    square = jnp.sum(x**2, axis=axis, keepdims=True)
+    zero = square == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
+
+
+class L1(InBox):
     """weight·Σ |xᵢ|, on the box lower ≤ x ≤ upper (everywhere, unless bounds are given)."""
 
     weight: Number = eqx.field(converter=parameter)
@@ -44,6 +38,9 @@ class L1(LeafTerm):
         non_negative(self.weight, "L1: weight")
         interval(self.lower, self.upper, "L1")
 
+    def bounds(self, x: Array) -> tuple[Array, Array]:
+        return cast(self.lower, x), cast(self.upper, x)
+
     def leaf_value(self, x: Array) -> Scalar:
         return scalar(self.weight, x) * jnp.sum(jnp.abs(x)) + indicator(x, self.leaf_project(x))
 
@@ -52,20 +49,8 @@ class L1(LeafTerm):
         shrink = lax.broadcast(step * scalar(self.weight, v), v.shape)
         return self.leaf_project(v - lax.clamp(-shrink, v, shrink))
 
-    def _box(self) -> Box:
-        return Box(self.lower, self.upper)
-
-    def leaf_project(self, v: Array) -> Array:
-        return self._box().leaf_project(v)
-
-    def leaf_diameter(self, like: Array) -> Scalar:
-        return self._box().leaf_diameter(like)
-
-    def leaf_linear_oracle(self, g: Array) -> Array:
-        return self._box().leaf_linear_oracle(g)
-
     def leaf_conjugate(self, g: Array) -> Scalar:
-        low, high = self._box().bounds(g)
+        low, high = self.bounds(g)
         weight = scalar(self.weight, g)
 
         def at(s: Array) -> Array:
@@ -78,7 +63,7 @@ class L1(LeafTerm):
         return jnp.sum(jnp.maximum(jnp.maximum(at(low), at(high)), at(inner)))
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
-        low, high = self._box().bounds(x)
+        low, high = self.bounds(x)
         weight = scalar(self.weight, x)
         least = jnp.where(x > 0, weight, -weight)
         most = jnp.where(x < 0, -weight, weight)
@@ -87,7 +72,7 @@ class L1(LeafTerm):
         )
 
     def leaf_supremum(self, like: Array) -> Scalar:
-        low, high = self._box().bounds(like)
+        low, high = self.bounds(like)
         weight = scalar(self.weight, like)
         farthest = jnp.sum(jnp.maximum(jnp.abs(low), jnp.abs(high)))
         return jnp.where(weight == 0, 0, weight * farthest)
@@ -96,7 +81,7 @@ class L1(LeafTerm):
         return check_broadcast(x, lower=self.lower, upper=self.upper)
 
 
-class GroupL2(LeafTerm):
+class GroupL2(Everywhere):
     """weight·Σ ‖row‖ over the rows along `axis`; over the whole array with `axis=None`."""
 
     weight: Number = eqx.field(converter=parameter)
@@ -114,15 +99,6 @@ class GroupL2(LeafTerm):
         keep = norm > step * scalar(self.weight, v)
         ratio = 1 - step * scalar(self.weight, v) / jnp.where(keep, norm, 1)
         return jnp.where(keep, ratio, 0) * v
-
-    def leaf_project(self, v: Array) -> Array:
-        return v
-
-    def leaf_diameter(self, like: Array) -> Scalar:
-        return jnp.asarray(jnp.inf if like.size else 0.0, like.dtype)
-
-    def leaf_linear_oracle(self, g: Array) -> Array:
-        return jnp.where(g == 0, 0, jnp.sign(g) * jnp.inf)
 
     def leaf_conjugate(self, g: Array) -> Scalar:
         within = jnp.all(safe_norm(g, self.axis) <= scalar(self.weight, g))
@@ -167,14 +143,9 @@ class Ridge(Term):
             return jax.tree.map(lambda a: cast(self.center, a), like)
         return jax.tree.map(lambda c, a: cast(c, a), self.center, like)
 
-    def _square(self, x: Tree) -> Scalar:
-        parts = jax.tree.map(
-            lambda a, c: scalar(self.weight, a) / 2 * jnp.sum((a - c) ** 2), x, self._centers(x)
-        )
-        return tree_sum(parts)
-
     def value(self, x: Tree) -> Scalar:
-        return self._square(x) + self.base.value(x)
+        square = lambda a, c: scalar(self.weight, a) / 2 * jnp.sum((a - c) ** 2)
+        return tree_sum(jax.tree.map(square, x, self._centers(x))) + self.base.value(x)
 
     def prox(self, v: Tree, step: Number) -> Tree:
         step = as_step(step)
@@ -202,10 +173,8 @@ class Ridge(Term):
         return linear - self.value(best)
 
     def residual(self, x: Tree, g: Tree) -> Tree:
-        shifted = jax.tree.map(
-            lambda b, a, c: b + scalar(self.weight, a) * (a - c), g, x, self._centers(x)
-        )
-        return self.base.residual(x, shifted)
+        pulled = lambda b, a, c: b + scalar(self.weight, a) * (a - c)
+        return self.base.residual(x, jax.tree.map(pulled, g, x, self._centers(x)))
 
     def supremum(self, like: Tree) -> Scalar:
         # Any point of the domain is within a diameter of the one nearest to the center.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +17,9 @@ from bilevax.arguments import (
     non_negative,
     numbers,
     positive,
+    tracing,
 )
-from bilevax.terms._term import LeafTerm, Number, Scalar, cast, concrete, parameter, scalar
+from bilevax.terms._term import LeafTerm, Number, Scalar, cast, parameter, scalar
 from bilevax.terms._waterfill import FEW, along_axis, pairs, waterfill
 
 # A point lies in a set, or on its curved boundary, when it does up to this many roundings.
@@ -41,18 +44,6 @@ def indicator(x: Array, nearest: Array) -> Scalar:
     Entry by entry, so that a large entry does not excuse a small one.
     """
     return zero_if(jnp.all(close(x, nearest)), x)
-
-
-def shortest(g: Array, low: Array, high: Array) -> Array:
-    """The shortest vector of g + [low, high], entry by entry."""
-    return lax.clamp(g + low, jnp.zeros_like(g), g + high)
-
-
-def safe_norm(x: Array, axis: int | None) -> Array:
-    """Norms along `axis`, kept as an axis of length one; differentiable at zero."""
-    square = jnp.sum(x**2, axis=axis, keepdims=True)
-    zero = square == 0
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
 
 
 def positive_norm(x: Array, axis: int | None) -> Array:
@@ -107,8 +98,8 @@ class ConvexSet(LeafTerm):
         return jnp.zeros((), like.dtype)
 
 
-class Free(ConvexSet):
-    """No constraint: φ = 0 everywhere."""
+class Everywhere(LeafTerm):
+    """What the terms whose domain is everything share."""
 
     def leaf_project(self, v: Array) -> Array:
         return v
@@ -119,6 +110,10 @@ class Free(ConvexSet):
     def leaf_linear_oracle(self, g: Array) -> Array:
         return jnp.where(g == 0, 0, jnp.sign(g) * jnp.inf)
 
+
+class Free(Everywhere, ConvexSet):
+    """No constraint: φ = 0 everywhere."""
+
     def leaf_residual(self, x: Array, g: Array) -> Array:
         return g
 
@@ -126,17 +121,12 @@ class Free(ConvexSet):
         return None
 
 
-class Box(ConvexSet):
-    """{x : lower ≤ x ≤ upper}, entry by entry; bounds may be arrays, and infinite."""
+class InBox(LeafTerm):
+    """What the terms whose domain is a box share."""
 
-    lower: Number = eqx.field(converter=parameter)
-    upper: Number = eqx.field(converter=parameter)
-
-    def __check_init__(self):
-        interval(self.lower, self.upper, "Box")
-
+    @abc.abstractmethod
     def bounds(self, x: Array) -> tuple[Array, Array]:
-        return cast(self.lower, x), cast(self.upper, x)
+        """The least and the greatest point of the box, in the shape of x."""
 
     def leaf_project(self, v: Array) -> Array:
         low, high = self.bounds(v)
@@ -150,6 +140,19 @@ class Box(ConvexSet):
         low, high = self.bounds(g)
         zero = jnp.zeros_like(g)
         return lax.select(g > zero, high, lax.select(g < zero, low, lax.clamp(low, zero, high)))
+
+
+class Box(InBox, ConvexSet):
+    """{x : lower ≤ x ≤ upper}, entry by entry; bounds may be arrays, and infinite."""
+
+    lower: Number = eqx.field(converter=parameter)
+    upper: Number = eqx.field(converter=parameter)
+
+    def __check_init__(self):
+        interval(self.lower, self.upper, "Box")
+
+    def bounds(self, x: Array) -> tuple[Array, Array]:
+        return cast(self.lower, x), cast(self.upper, x)
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
         # The normal cone adds any number ≤ 0 at the lower bound and any ≥ 0 at the upper one.
@@ -184,15 +187,12 @@ class CappedSimplex(ConvexSet):
     its cap until `total` is used up.
 
     The diameter D is exact for one number, where D² = Σᵢ (aᵢ − aₙ₊₁₋ᵢ)² for the vertex
-    a = (cap, …, cap, rest, 0, …, 0). For unequal caps c (cut at total) D is as hard to find as an
-    answer to the partition problem, and `diameter` is the smaller of two upper bounds on it:
-
-    - that of the larger set in which every entry has the largest cap (exact for equal caps);
-    - D² ≤ Σᵢ bᵢ², where b fills the largest of the bounds min(c, S) first, up to the sum 2·S, for
-      S = min(total, Σ c − total). The positive part of d = u − v adds up to some s, and so does its
-      negative part. Then s ≤ total, and u − d⁺ = min(u, v) ≤ c − |d| adds up to total − s, so that
-      s ≤ Σ c − total. Hence |d| ≤ min(c, S) with Σ |d| ≤ 2·S. The vector b weakly majorises every
-      such |d|, and the sum of squares grows in that order.
+    a = (cap, …, cap, rest, 0, …, 0). For unequal caps c (cut at total), where D is as hard to find
+    as an answer to the partition problem, it is the smaller of two upper bounds: that of the set in
+    which every entry has the largest cap, and D² ≤ Σᵢ bᵢ², where b fills the largest of the bounds
+    min(c, S) first, up to the sum 2·S, for S = min(total, Σ c − total). For d = u − v has d⁺ and d⁻
+    of one sum s ≤ total, and min(u, v) ≤ c − |d| adds up to total − s, so that s ≤ Σ c − total:
+    b weakly majorises every such |d|.
     """
 
     cap: Number = eqx.field(converter=parameter)
@@ -297,7 +297,7 @@ class CappedSimplex(ConvexSet):
 
     def leaf_check(self, x: Array) -> str | None:
         wrong = check_axis(x, self.axis) or check_broadcast(x, cap=self._aligned(jnp.ndim(x)))
-        if wrong or not (concrete(self.cap) and concrete(self.total)):
+        if wrong or tracing(self.cap) or tracing(self.total):
             return wrong
         length = row_length(x, self.axis)
         if length == 0:
@@ -368,7 +368,7 @@ class L2Ball(ConvexSet):
 
     def leaf_check(self, x: Array) -> str | None:
         wrong = check_axis(x, self.axis) or check_broadcast(x, center=self.center)
-        if wrong or not (concrete(self.center) and concrete(self.radius)):
+        if wrong or tracing(self.center) or tracing(self.radius):
             return wrong
         blur = float(jnp.finfo(jnp.result_type(x)).eps) * float(np.max(np.abs(self.center)))
         if blur > 1e-4 * float(self.radius) > 0:
