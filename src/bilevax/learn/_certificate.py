@@ -17,15 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bilevax.certificates import KKTCertificate
-from bilevax.learn._newton import (
-    Local,
-    Lower,
-    Penalised,
-    Preconditioner,
-    Weighted,
-    coefficients,
-    minimise,
-)
+from bilevax.learn._newton import Local, Lower, Penalised, Preconditioner, Weighted, minimise
 from bilevax.learn._risk import ROUNDING
 from bilevax.learn._tuning import Levels, Tuned
 
@@ -42,7 +34,7 @@ def saddle_gap(at: Lower) -> float:
     the intercepts it is convex, and falls by at most |∂|·(distance to the end of their range).
     """
     gradient, slack = at.gradient, _noise(at)
-    penalised = np.linalg.norm(coefficients(at.rows, gradient)) + slack
+    penalised = np.linalg.norm(at.rows.penalised * gradient) + slack
     gap = penalised**2 / (2 * at.l2)
     if at.rows.intercept:
         distance = INTERCEPT_BOUND + np.abs(at.w[:, -1])
@@ -106,7 +98,7 @@ def _judge(
     adversary = levels.risk.adversary
     y2, z2 = z.weighing.weights, y.lower.weighing.weights
     price = lambda q: float(((q - adversary.even) ** 2 / adversary.price).sum())
-    size = lambda w: float((coefficients(levels.train, w) ** 2).sum())
+    size = lambda w: float(((levels.train.penalised * w) ** 2).sum())
     # ∂f~/∂ log η = −(η/2)·price(q) and ∂f~/∂ log λ = (λ/2)·‖w‖².
     of_prices = np.array([-eta * (price(z2) - price(y2)), l2 * (size(y.w) - size(z.w))]) / 2
     of_x1 = levels.normal(x, rho * of_prices)

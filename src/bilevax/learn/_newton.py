@@ -9,12 +9,13 @@ conjugate gradients until these take more than a few steps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, sparse
+from scipy.sparse.linalg import LinearOperator, cg
 
 from bilevax.learn._risk import Risk, Weighing
 from bilevax.learn._rows import Losses, Rows
@@ -27,15 +28,6 @@ FEW = 120
 MANY_STEPS = 9
 #: The largest number of Newton steps; a handful is usual.
 MOST_STEPS = 200
-
-
-def coefficients(rows: Rows, w: np.ndarray) -> np.ndarray:
-    """w with zeros for the intercepts, which are not penalised."""
-    if not rows.intercept:
-        return w
-    w = w.copy()
-    w[:, -1] = 0
-    return w
 
 
 @dataclass(frozen=True)
@@ -91,13 +83,13 @@ class Lower:
 
     @cached_property
     def value(self) -> float:
-        penalty = self.l2 / 2 * np.sum(coefficients(self.rows, self.w) ** 2)
+        penalty = self.l2 / 2 * np.sum((self.rows.penalised * self.w) ** 2)
         return self.weighing.value + float(penalty)
 
     @cached_property
     def gradient(self) -> np.ndarray:
         inner = self.rows.gather(self.row_weights[:, None] * self.losses.slope)
-        return inner + self.l2 * coefficients(self.rows, self.w)
+        return inner + self.l2 * (self.rows.penalised * self.w)
 
     def curve(self, v: np.ndarray) -> np.ndarray:
         """∇²F·v."""
@@ -105,25 +97,20 @@ class Lower:
         changed = self.weighing.change(self.risk.of_items(self.losses.along(scores)))
         inner = self.row_weights[:, None] * self.losses.curve(scores)
         inner += self.risk.of_rows(changed)[:, None] * self.losses.slope
-        return self.rows.gather(inner) + self.l2 * coefficients(self.rows, v)
+        return self.rows.gather(inner) + self.l2 * (self.rows.penalised * v)
 
     def with_prices(self) -> np.ndarray:
         """∂∇F/∂(log η, log λ), one after the other."""
         changed = self.risk.of_rows(-self.weighing.change(self.item_losses))
         of_eta = self.rows.gather(changed[:, None] * self.losses.slope)
-        return np.stack([of_eta, self.l2 * coefficients(self.rows, self.w)])
+        return np.stack([of_eta, self.l2 * (self.rows.penalised * self.w)])
 
     def diagonal(self) -> np.ndarray:
         """The diagonal of ∇²F without the part of the adversary's answer."""
-        total = np.empty(self.rows.shape)
-        for k in range(self.rows.scores):
-            weight = self.row_weights * self.losses.curvature(k, k)
-            x = self.rows.x
-            squares = x.multiply(x) if hasattr(x, "multiply") else x**2
-            total[k, : x.shape[1]] = np.asarray(squares.T @ weight)
-            if self.rows.intercept:
-                total[k, -1] = weight.sum()
-        return total + self.l2 * coefficients(self.rows, np.ones(self.rows.shape))
+        x, share = self.rows.x, self.losses.share
+        squares = x.multiply(x).tocsr() if sparse.issparse(x) else x**2
+        weight = self.row_weights[:, None] * (share - share**2)
+        return replace(self.rows, x=squares).gather(weight) + self.l2 * self.rows.penalised
 
     def hessian(self, dtype: Any = np.float64) -> np.ndarray:
         """∇²F, with the parameters of one score after those of another."""
@@ -157,9 +144,7 @@ class Lower:
             own = 0.0 if group is None else np.diag(movable)
             pull = mean.T @ ((own - np.outer(ones, ones) / total) / self.eta) @ mean
             whole += pull.astype(dtype, copy=False)
-        whole.flat[:: size + 1] += (
-            self.l2 * coefficients(self.rows, np.ones(self.rows.shape)).ravel()
-        )
+        whole.flat[:: size + 1] += self.l2 * self.rows.penalised.ravel()
         return whole
 
 
@@ -243,38 +228,23 @@ def solve(at: Local, right: np.ndarray, kept: Preconditioner, relative: float) -
     if at.w.size <= FEW:
         return kept(right)
     most = 500 if kept.scale is not None else MANY_STEPS
-    v, reached = _conjugate_gradients(at.curve, right, kept, relative, most)
+    v, reached = _conjugate_gradients(at, right, kept, relative, most)
     if not reached and kept.of is not at:
         kept.renew(at)
-        v, _ = _conjugate_gradients(at.curve, right, kept, relative, most)
+        v, _ = _conjugate_gradients(at, right, kept, relative, most)
     return v
 
 
 def _conjugate_gradients(
-    product: Callable[[np.ndarray], np.ndarray],
-    right: np.ndarray,
-    inverse: Callable[[np.ndarray], np.ndarray],
-    relative: float,
-    most: int,
+    at: Local, right: np.ndarray, inverse: Preconditioner, relative: float, most: int
 ) -> tuple[np.ndarray, bool]:
-    v, r = np.zeros_like(right), right.copy()
-    target = relative * np.linalg.norm(right)
-    z = inverse(r)
-    p, rz = z, float(np.sum(r * z))
-    for _ in range(most):
-        if np.linalg.norm(r) <= target:
-            return v, True
-        hp = product(p)
-        curvature = float(np.sum(p * hp))
-        if not curvature > 0:  # only rounding is left
-            return v, True
-        step = rz / curvature
-        v = v + step * p
-        r = r - step * hp
-        z = inverse(r)
-        rz, before = float(np.sum(r * z)), rz
-        p = z + (rz / before) * p
-    return v, bool(np.linalg.norm(r) <= target)
+    """An approximate solution, and whether its relative residual is small enough."""
+    shape = right.size, right.size
+    operator = lambda of: LinearOperator(shape, lambda v: of(v.reshape(right.shape)).ravel())
+    v, missed = cg(
+        operator(at.curve), right.ravel(), rtol=relative, maxiter=most, M=operator(inverse)
+    )
+    return v.reshape(right.shape), missed == 0
 
 
 def minimise(
