@@ -239,12 +239,12 @@ def _conjugate_gradients(
     at: Local, right: np.ndarray, inverse: Preconditioner, relative: float, most: int
 ) -> tuple[np.ndarray, bool]:
     """An approximate solution, and whether its relative residual is small enough."""
-    shape = right.size, right.size
-    operator = lambda of: LinearOperator(shape, lambda v: of(v.reshape(right.shape)).ravel())
-    v, missed = cg(
-        operator(at.curve), right.ravel(), rtol=relative, maxiter=most, M=operator(inverse)
-    )
-    return v.reshape(right.shape), missed == 0
+    size, shape = right.size, right.shape
+    flat = lambda of: lambda v: of(v.reshape(shape)).ravel()
+    operator: Any = LinearOperator  # its type stubs lack these arguments
+    product, solved = (operator((size, size), flat(of), dtype=float) for of in (at.curve, inverse))
+    v, missed = cg(product, right.ravel(), rtol=relative, maxiter=most, M=solved)
+    return v.reshape(shape), missed == 0
 
 
 def minimise(
