@@ -169,10 +169,10 @@ class PricedClassifier(RobustClassifier):
 
     def _solve(self, rows: Rows, risk: Risk, eta: float, l2: float) -> Lower:
         """Find the saddle point and keep it."""
-        fitted = fit_lower(rows, risk, eta, l2, self.tol, self.max_iter, self.solver)
-        self._keep(rows, fitted.at.w)
-        self.gap_, self.n_iter_, self.solver_ = fitted.gap, fitted.steps, fitted.solver
-        return fitted.at
+        found = fit_lower(rows, risk, eta, l2, self.tol, self.max_iter, self.solver)
+        lower, self.gap_, self.n_iter_, self.solver_ = found
+        self._keep(rows, lower.w)
+        return lower
 
 
 def coded(groups: Any, count: int, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -54,7 +54,7 @@ def _noise(at: Lower | Weighted) -> float:
 
 @dataclass(frozen=True)
 class Judged:
-    """A certificate, and the point it belongs to."""
+    """A certificate, and the blocks of the point that it certifies."""
 
     certificate: KKTCertificate
     y1: np.ndarray
@@ -65,16 +65,13 @@ class Judged:
 
 
 def judge(levels: Levels, tuned: Tuned, kept: Preconditioner, tolerance: float) -> Judged:
-    """The first certificate, of a few ρ, that holds at the tolerance; else the best one."""
-    best: Judged | None = None
+    """The first certificate that holds at the tolerance, for one ρ of a few; else the best."""
+    tried = []
     for rho in RHOS:
-        judged = _judge(levels, tuned, kept, tolerance, rho)
-        if best is None or judged.certificate.epsilon < best.certificate.epsilon:
-            best = judged
-        if best.certificate.certified(tolerance):
+        tried.append(_judge(levels, tuned, kept, tolerance, rho))
+        if tried[-1].certificate.certified(tolerance):
             break
-    assert best is not None
-    return best
+    return min(tried, key=lambda judged: judged.certificate.epsilon)
 
 
 def _judge(

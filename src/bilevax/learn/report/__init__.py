@@ -26,13 +26,7 @@ from bilevax.learn.report.words import (
 
 __all__ = ["report"]
 
-FILTERS = {
-    "percent": as_percent,
-    "short": short_number,
-    "loss": as_loss,
-    "seconds": as_seconds,
-    "whole": as_whole,
-}
+FILTERS = (as_percent, as_loss, as_whole, as_seconds, short_number)
 
 
 def report(results: dict[str, Any]) -> str:
@@ -45,7 +39,7 @@ def report(results: dict[str, Any]) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= FILTERS
+    templates.filters |= {of.__name__: of for of in FILTERS}
     templates.tests["finite"] = is_finite
     data = results["data"]
     return templates.get_template("page.html").render(
