@@ -1,5 +1,10 @@
 """The command line: what it prints, what it writes, and how it exits."""
 
+import os
+import subprocess
+import sys
+
+import jax
 import pytest
 
 from bilevax.cli import main
@@ -53,3 +58,56 @@ def test_bad_input_exits_with_two_and_a_sentence(capsys, args, named):
     assert code == 2
     assert named in err
     assert "Traceback" not in err
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    """A cache folder of its own, with JAX's settings restored afterwards."""
+    names = [name for name in jax.config.values if "_cache_" in name]
+    before = {name: jax.config.values[name] for name in names}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.delenv("BILEVAX_CACHE", raising=False)
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield tmp_path / "caches" / "bilevax"
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_commands_keep_compiled_programs_in_the_users_cache_folder(capsys, own_cache):
+    assert run(capsys, "solve", "list")[0] == 0
+    (folder,) = own_cache.iterdir()
+    assert jax.config.jax_compilation_cache_dir == str(folder)
+
+
+def test_the_cache_can_be_turned_off(capsys, own_cache, monkeypatch):
+    monkeypatch.setenv("BILEVAX_CACHE", "0")
+    assert run(capsys, "solve", "list")[0] == 0
+    assert jax.config.jax_compilation_cache_dir is None
+    assert not own_cache.exists()
+
+
+def test_a_cache_folder_that_jax_has_already_stays(capsys, own_cache, tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    assert run(capsys, "solve", "list")[0] == 0
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+    assert not own_cache.exists()
+
+
+def test_a_cache_that_cannot_be_written_stops_no_command(capsys, own_cache):
+    own_cache.parent.write_text("a file where the folder should be")
+    code, out, err = run(capsys, "solve", "list")
+    assert code == 0
+    assert "boundary" in out
+    assert len(err.splitlines()) == 1
+    assert "not kept on disk" in err
+
+
+@pytest.mark.parametrize("args", [["--help"], ["solve", "list"]])
+def test_commands_import_only_what_they_need(args):
+    code = (
+        f"import sys; from bilevax.cli import main\ntry:\n    main({args})\n"
+        "except SystemExit as stop:\n    assert not stop.code\n"
+        "heavy = ('bilevax.deep', 'bilevax.bench', 'bilevax.learn', 'sklearn', 'pandas')\n"
+        "assert not [name for name in heavy if name in sys.modules]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"BILEVAX_CACHE": ""})

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. One subcommand a file."""
+"""The command line: parse, call, print."""
 
 from bilevax.cli.main import main
 

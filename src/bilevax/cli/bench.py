@@ -6,38 +6,39 @@ from typing import Annotated, Any
 
 import tyro
 
-from bilevax.bench import growth as growth_experiment
-from bilevax.bench import linear as linear_experiment
-from bilevax.bench import suite as suite_experiment
+from bilevax.bench import growth, linear, suite
 
 # The settings of an experiment are the options of its command.
 OPTIONS = (tyro.conf.OmitArgPrefixes, tyro.conf.PositionalRequiredArgs)
 
+commands = tyro.extras.SubcommandApp()
 
-def linear(settings: Annotated[linear_experiment.Settings, *OPTIONS]) -> int:
+
+@commands.command(name="linear")
+def _linear(settings: Annotated[linear.Settings, *OPTIONS]) -> int:
     """The paper's bilevel linear problems, every method against the exact optimum."""
-    results = linear_experiment.experiment(settings)
-    if results.records:
-        print(linear_experiment.table(results.records))
-    return _end(results, settings)
+    results = linear.experiment(settings)
+    return _end(linear.table(results.records) if results.records else "", results, settings)
 
 
-def suite(settings: Annotated[suite_experiment.Settings, *OPTIONS]) -> int:
+@commands.command(name="suite")
+def _suite(settings: Annotated[suite.Settings, *OPTIONS]) -> int:
     """Published bilevel problems with best-known values, each from several starts."""
-    results = suite_experiment.experiment(settings)
-    print(suite_experiment.table(results.outcomes))
-    return _end(results, settings)
+    results = suite.experiment(settings)
+    return _end(suite.table(results.outcomes), results, settings)
 
 
-def growth(settings: Annotated[growth_experiment.Settings, *OPTIONS]) -> int:
+@commands.command(name="growth")
+def _growth(settings: Annotated[growth.Settings, *OPTIONS]) -> int:
     """How the work to a certificate grows on bilevel linear problems."""
-    results = growth_experiment.experiment(settings)
-    print(growth_experiment.table(results))
-    return _end(results, settings)
+    results = growth.experiment(settings)
+    return _end(growth.table(results), results, settings)
 
 
-def _end(results: Any, settings: Any) -> int:
-    """Say where the files are, and whether all was run; the exit code."""
+def _end(table: str, results: Any, settings: Any) -> int:
+    """Print the table, where the files are, and whether all was run; the exit code."""
+    if table:
+        print(table)
     for what, path in (("Results", settings.json), ("Plot", getattr(settings, "plot", None))):
         if path is not None and path.exists():
             print(f"{what}: {path}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import tyro
@@ -75,13 +78,8 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
             config: a .toml or .json file of settings; a flag beside it wins.
             resume: continue from the last checkpoint in --out.
         """
-        hosts.join()
-        _check_data(settings)
-        try:
+        with _ready(settings, hosts):
             results = run_training(settings, resume=resume).results
-        except Interrupted as stop:
-            _say(str(stop))
-            return 130
         _say(results_table(results))
         _say(f"\nThe best of {results['steps']} steps is {results['best_step']}.")
         for name in ("results.json", "model.safetensors", "checkpoints", "logs"):
@@ -134,14 +132,9 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
             smoothnesses: values of L.
             etas: first values of η.
         """
-        hosts.join()
-        _check_data(settings)
-        grid = {"rho": rhos, "smoothness": smoothnesses, "eta": etas}
-        try:
+        with _ready(settings, hosts):
+            grid = {"rho": rhos, "smoothness": smoothnesses, "eta": etas}
             found = run_ablation(settings, grid)
-        except Interrupted as stop:
-            _say(str(stop))
-            return 130
         _say(ablation_table(found))
         _say(f"ablation.json: {settings.out / 'ablation.json'}")
         return 0
@@ -151,19 +144,22 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
 
 def _config(args: Sequence[str]) -> Path | None:
     """The file of settings, which must be known before the flags are parsed."""
-    if args[:1] != ["deep"]:
-        return None
-    for number, arg in enumerate(args):
-        if arg == "--config" and number + 1 < len(args):
-            return Path(args[number + 1])
-        if arg.startswith("--config="):
-            return Path(arg.removeprefix("--config="))
-    return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, nargs="?")
+    return parser.parse_known_args(args)[0].config
 
 
-def _check_data(settings: Any) -> None:
+@contextlib.contextmanager
+def _ready(settings: Settings, hosts: Hosts) -> Iterator[None]:
+    """Join the other processes and check that there is data; an interrupted run exits with 130."""
+    hosts.join()
     if settings.data == Path():
         raise ValueError("no data given: name a folder of images, or a CSV file that lists them")
+    try:
+        yield
+    except Interrupted as stop:
+        _say(str(stop))
+        sys.exit(130)
 
 
 def _say(text: str) -> None:

@@ -82,11 +82,10 @@ def robust(
         print(f"Note: {note}.")
     command = shlex.join(["bilevax", *sys.argv[1:]])
     with _folder(out) as folder:  # made first: a place that cannot be written shows at once
-        found = compare(
+        results, pipeline = compare(
             prepared, tolerance=tolerance, bootstrap=bootstrap, seed=seed, command=command
         )
-        results = found.results
-        save_model(found.pipeline, folder / "model.skops")
+        save_model(pipeline, folder / "model.skops")
         text = json.dumps(results, indent=1, ensure_ascii=False)
         (folder / "results.json").write_text(text, encoding="utf-8")
         (folder / "report.html").write_text(report(results), encoding="utf-8")

@@ -17,15 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bilevax.certificates import KKTCertificate
-from bilevax.learn._newton import (
-    Local,
-    Lower,
-    Penalised,
-    Preconditioner,
-    Weighted,
-    coefficients,
-    minimise,
-)
+from bilevax.learn._newton import Local, Lower, Penalised, Preconditioner, Weighted, minimise
 from bilevax.learn._risk import ROUNDING
 from bilevax.learn._tuning import Levels, Tuned
 
@@ -42,7 +34,7 @@ def saddle_gap(at: Lower) -> float:
     the intercepts it is convex, and falls by at most |∂|·(distance to the end of their range).
     """
     gradient, slack = at.gradient, _noise(at)
-    penalised = np.linalg.norm(coefficients(at.rows, gradient)) + slack
+    penalised = np.linalg.norm(at.rows.penalised * gradient) + slack
     gap = penalised**2 / (2 * at.l2)
     if at.rows.intercept:
         distance = INTERCEPT_BOUND + np.abs(at.w[:, -1])
@@ -62,7 +54,7 @@ def _noise(at: Lower | Weighted) -> float:
 
 @dataclass(frozen=True)
 class Judged:
-    """A certificate, and the point it belongs to."""
+    """A certificate, and the blocks of the point that it certifies."""
 
     certificate: KKTCertificate
     y1: np.ndarray
@@ -73,16 +65,13 @@ class Judged:
 
 
 def judge(levels: Levels, tuned: Tuned, kept: Preconditioner, tolerance: float) -> Judged:
-    """The first certificate, of a few ρ, that holds at the tolerance; else the best one."""
-    best: Judged | None = None
+    """The first certificate that holds at the tolerance, for one ρ of a few; else the best."""
+    tried = []
     for rho in RHOS:
-        judged = _judge(levels, tuned, kept, tolerance, rho)
-        if best is None or judged.certificate.epsilon < best.certificate.epsilon:
-            best = judged
-        if best.certificate.certified(tolerance):
+        tried.append(_judge(levels, tuned, kept, tolerance, rho))
+        if tried[-1].certificate.certified(tolerance):
             break
-    assert best is not None
-    return best
+    return min(tried, key=lambda judged: judged.certificate.epsilon)
 
 
 def _judge(
@@ -106,7 +95,7 @@ def _judge(
     adversary = levels.risk.adversary
     y2, z2 = z.weighing.weights, y.lower.weighing.weights
     price = lambda q: float(((q - adversary.even) ** 2 / adversary.price).sum())
-    size = lambda w: float((coefficients(levels.train, w) ** 2).sum())
+    size = lambda w: float(((levels.train.penalised * w) ** 2).sum())
     # ∂f~/∂ log η = −(η/2)·price(q) and ∂f~/∂ log λ = (λ/2)·‖w‖².
     of_prices = np.array([-eta * (price(z2) - price(y2)), l2 * (size(y.w) - size(z.w))]) / 2
     of_x1 = levels.normal(x, rho * of_prices)

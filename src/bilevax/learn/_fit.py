@@ -1,13 +1,14 @@
-"""Fitting: the lower level alone, or both levels.
+"""Fitting the lower level alone, or both levels.
 
-With many rows a fit begins with a sample that has rows of every group. It finds prices and a model
-that are right to a few digits, at a fraction of the cost. From there Newton's method on all rows
-needs a few steps instead of dozens.
+Where there are many rows, a fit begins with a sample of them that has rows of every group. It finds
+η, λ and a model that are right to a few digits, at a fraction of the cost. From there Newton's
+method on all rows needs a few steps instead of dozens.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,20 +30,10 @@ SAMPLE_ROWS, ROWS_A_PARAMETER = 20_000, 50
 MANY_TIMES = 4
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """The lower level's saddle point, and how near it is."""
-
-    at: Lower
-    gap: float
-    steps: int
-    solver: str
-
-
 def fit_lower(
     rows: Rows, risk: Risk, eta: float, l2: float, tolerance: float, most: int, solver: str
-) -> Fitted:
-    """Solve the lower level to a certified saddle gap."""
+) -> tuple[Lower, float, int, str]:
+    """The lower level's saddle point, a bound on its gap, the Newton steps, and the solver."""
     solver = chosen(solver, rows)
     kept = Preconditioner()
 
@@ -66,12 +57,12 @@ def fit_lower(
             f"{kept.steps} Newton steps; scale the features, or give a larger l2, tol or max_iter",
             ConvergenceWarning,
         )
-    return Fitted(at, gap, kept.steps, solver)
+    return at, gap, kept.steps, solver
 
 
 @dataclass(frozen=True)
 class TunedFit:
-    """The answer of the bilevel problem."""
+    """The solution of the bilevel problem, its certificate, and how it was found."""
 
     tuned: Tuned
     judged: Judged
@@ -92,9 +83,9 @@ def fit_levels(
     if solver == "newton":
         tuned = tuner.run()
     else:
-        samples = sampled(levels.train, levels.risk), sampled(levels.held, levels.held_risk)
-        rough_levels = Levels(*samples[0], *samples[1], levels.low, levels.high)
-        rough = dataclasses.replace(tuner, levels=rough_levels).run()
+        train, held = sampled(levels.train, levels.risk), sampled(levels.held, levels.held_risk)
+        few = Levels(*train, *held, levels.low, levels.high)
+        rough = dataclasses.replace(tuner, levels=few).run()
         tuned = tuner.go_on(rough.x, rough.lower.w)
     judged = judge(levels, tuned, tuner.kept, tolerance)
     if not judged.certificate.certified(tolerance):
@@ -107,7 +98,7 @@ def fit_levels(
 
 
 def chosen(solver: str, rows: Rows) -> str:
-    """The solver, by the number of rows where it is "auto"."""
+    """The solver of that name; "auto" chooses by the number of rows."""
     match solver:
         case "auto":
             return "sampled" if len(rows) >= MANY_TIMES * sample_rows(rows) else "newton"
@@ -123,23 +114,20 @@ def chosen(solver: str, rows: Rows) -> str:
 
 
 def sample_rows(rows: Rows) -> int:
-    """How many rows a sample has, of those there are."""
-    parameters = rows.shape[0] * rows.shape[1]
-    return min(max(SAMPLE_ROWS, ROWS_A_PARAMETER * parameters), len(rows))
+    """How many of the rows a sample has."""
+    return min(max(SAMPLE_ROWS, ROWS_A_PARAMETER * math.prod(rows.shape)), len(rows))
 
 
 def sampled(rows: Rows, risk: Risk) -> tuple[Rows, Risk]:
     """Some rows of every group, the same ones in every run."""
-    count = sample_rows(rows)
     draw = np.random.default_rng(0)
-    if risk.group is None:
-        kept = np.sort(draw.permutation(len(rows))[:count])
-        worst = float(risk.adversary.even[0] / risk.adversary.cap[0])
-        return rows.taken(kept), tail_risk(worst, risk.share[kept])
-    each = -(-count // risk.items)
-    parts = []
-    for g in range(risk.items):
-        members = np.flatnonzero(risk.group == g)
-        parts.append(members if len(members) <= each else draw.permutation(members)[:each])
+    group = np.zeros(len(rows), int) if risk.group is None else risk.group
+    groups = 1 if risk.group is None else risk.items
+    each = -(-sample_rows(rows) // groups)
+    members = (np.flatnonzero(group == g) for g in range(groups))
+    parts = [own if len(own) <= each else draw.permutation(own)[:each] for own in members]
     kept = np.sort(np.concatenate(parts))
-    return rows.taken(kept), group_risk(risk.group[kept], risk.items, risk.share[kept])
+    if risk.group is not None:
+        return rows.taken(kept), group_risk(group[kept], groups, risk.share[kept])
+    worst = float(risk.adversary.even[0] / risk.adversary.cap[0])
+    return rows.taken(kept), tail_risk(worst, risk.share[kept])

@@ -9,38 +9,30 @@ conjugate gradients until these take more than a few steps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, sparse
+from scipy.sparse.linalg import LinearOperator, cg
 
 from bilevax.learn._risk import Risk, Weighing
 from bilevax.learn._rows import Losses, Rows
 
 #: With more parameters than this, no Hessian is formed.
 LARGEST = 4000
-#: Up to this many parameters it is formed at every point, at the cost of a few products with it.
-FEW = 120
+#: Up to this many parameters it is formed and factored at every point, which costs little.
+DIRECT_SIZE = 120
 #: With more, an old factor is replaced when conjugate gradients need more steps than this.
-MANY_STEPS = 9
+STALE_STEPS = 9
 #: The largest number of Newton steps; a handful is usual.
 MOST_STEPS = 200
 
 
-def coefficients(rows: Rows, w: np.ndarray) -> np.ndarray:
-    """w with zeros for the intercepts, which are not penalised."""
-    if not rows.intercept:
-        return w
-    w = w.copy()
-    w[:, -1] = 0
-    return w
-
-
 @dataclass(frozen=True)
 class Weighted:
-    """Σᵢ qᵢ·ℓᵢ(w) for weights that stay as they are."""
+    """Σᵢ qᵢ·ℓᵢ(w), for weights q that do not depend on w."""
 
     rows: Rows
     weights: np.ndarray
@@ -59,6 +51,7 @@ class Weighted:
         return self.rows.gather(self.weights[:, None] * self.losses.slope)
 
     def curve(self, v: np.ndarray) -> np.ndarray:
+        """The Hessian times v."""
         return self.rows.gather(self.weights[:, None] * self.losses.curve(self.rows.score(v)))
 
 
@@ -91,13 +84,13 @@ class Lower:
 
     @cached_property
     def value(self) -> float:
-        penalty = self.l2 / 2 * np.sum(coefficients(self.rows, self.w) ** 2)
+        penalty = self.l2 / 2 * np.sum((self.rows.penalised * self.w) ** 2)
         return self.weighing.value + float(penalty)
 
     @cached_property
     def gradient(self) -> np.ndarray:
         inner = self.rows.gather(self.row_weights[:, None] * self.losses.slope)
-        return inner + self.l2 * coefficients(self.rows, self.w)
+        return inner + self.l2 * (self.rows.penalised * self.w)
 
     def curve(self, v: np.ndarray) -> np.ndarray:
         """∇²F·v."""
@@ -105,28 +98,23 @@ class Lower:
         changed = self.weighing.change(self.risk.of_items(self.losses.along(scores)))
         inner = self.row_weights[:, None] * self.losses.curve(scores)
         inner += self.risk.of_rows(changed)[:, None] * self.losses.slope
-        return self.rows.gather(inner) + self.l2 * coefficients(self.rows, v)
+        return self.rows.gather(inner) + self.l2 * (self.rows.penalised * v)
 
     def with_prices(self) -> np.ndarray:
-        """∂∇F/∂(log η, log λ), one after the other."""
+        """The derivatives of ∇F with respect to log η and to log λ, one after the other."""
         changed = self.risk.of_rows(-self.weighing.change(self.item_losses))
         of_eta = self.rows.gather(changed[:, None] * self.losses.slope)
-        return np.stack([of_eta, self.l2 * coefficients(self.rows, self.w)])
+        return np.stack([of_eta, self.l2 * (self.rows.penalised * self.w)])
 
     def diagonal(self) -> np.ndarray:
-        """The diagonal of ∇²F without the part of the adversary's answer."""
-        total = np.empty(self.rows.shape)
-        for k in range(self.rows.scores):
-            weight = self.row_weights * self.losses.curvature(k, k)
-            x = self.rows.x
-            squares = x.multiply(x) if hasattr(x, "multiply") else x**2
-            total[k, : x.shape[1]] = np.asarray(squares.T @ weight)
-            if self.rows.intercept:
-                total[k, -1] = weight.sum()
-        return total + self.l2 * coefficients(self.rows, np.ones(self.rows.shape))
+        """The diagonal of ∇²F, as if the adversary's weights did not move."""
+        x, share = self.rows.x, self.losses.share
+        squares = x.multiply(x).tocsr() if sparse.issparse(x) else x**2
+        weight = self.row_weights[:, None] * (share - share**2)
+        return replace(self.rows, x=squares).gather(weight) + self.l2 * self.rows.penalised
 
     def hessian(self, dtype: Any = np.float64) -> np.ndarray:
-        """∇²F, with the parameters of one score after those of another."""
+        """∇²F as a matrix, with the parameters of one score after those of another."""
         scores, width = self.rows.shape
         slope, movable, group = self.losses.slope, self.weighing.movable, self.risk.group
         blocks = np.zeros((scores, scores, width, width), dtype)
@@ -157,9 +145,7 @@ class Lower:
             own = 0.0 if group is None else np.diag(movable)
             pull = mean.T @ ((own - np.outer(ones, ones) / total) / self.eta) @ mean
             whole += pull.astype(dtype, copy=False)
-        whole.flat[:: size + 1] += (
-            self.l2 * coefficients(self.rows, np.ones(self.rows.shape)).ravel()
-        )
+        whole.flat[:: size + 1] += self.l2 * self.rows.penalised.ravel()
         return whole
 
 
@@ -187,7 +173,8 @@ class Penalised:
         return self.lower.curve(v) + self.upper.curve(v) / self.rho
 
     def hessian(self, dtype: Any = np.float64) -> np.ndarray:
-        return self.lower.hessian(dtype)  # all but 1/ρ of it: good enough to precondition
+        """The Hessian of F, which preconditions well: the other part is small, 1/ρ."""
+        return self.lower.hessian(dtype)
 
     def diagonal(self) -> np.ndarray:
         return self.lower.diagonal()
@@ -200,20 +187,21 @@ T = TypeVar("T", Lower, Penalised)
 
 @dataclass
 class Preconditioner:
-    """An approximate inverse of the Hessian, kept from point to point until it is too old."""
+    """An approximate inverse of the Hessian, which serves for several points."""
 
-    factor: tuple[np.ndarray, bool] | None = None
-    scale: np.ndarray | None = None
-    of: Local | None = None  # where it is exact
+    factor: tuple[np.ndarray, bool] | None = None  # of Cholesky
+    diagonal: np.ndarray | None = None  # instead of a factor, where there are many parameters
+    point: Local | None = None  # where the Hessian was formed
     steps: int = 0  # Newton steps so far
 
     def renew(self, at: Local) -> None:
-        self.of = at
+        """Form the Hessian at this point and factor it."""
+        self.point = at
         if at.w.size > LARGEST:
-            self.scale = np.maximum(at.diagonal(), 1e-300)
+            self.diagonal = np.maximum(at.diagonal(), 1e-300)
             return
-        # Before conjugate gradients half the digits are enough, and take less time.
-        dtype = np.float64 if at.w.size <= FEW else np.float32
+        # A preconditioner of conjugate gradients needs half the digits only, which is faster.
+        dtype = np.float64 if at.w.size <= DIRECT_SIZE else np.float32
         hessian = at.hessian(dtype)
         if not np.isfinite(hessian).all():
             raise ValueError("X has entries that are too large to be squared; scale the features")
@@ -228,8 +216,8 @@ class Preconditioner:
                 slack *= 100
 
     def __call__(self, g: np.ndarray) -> np.ndarray:
-        if self.scale is not None:
-            return g / self.scale
+        if self.diagonal is not None:
+            return g / self.diagonal
         assert self.factor is not None
         right = g.ravel().astype(self.factor[0].dtype, copy=False)
         found = linalg.cho_solve(self.factor, right, check_finite=False)
@@ -237,44 +225,29 @@ class Preconditioner:
 
 
 def solve(at: Local, right: np.ndarray, kept: Preconditioner, relative: float) -> np.ndarray:
-    """∇²F·v = right to a relative residual."""
-    if kept.of is None or (at.w.size <= FEW and kept.of is not at):
+    """The solution v of ∇²F·v = right, to a relative residual."""
+    if kept.point is None or (at.w.size <= DIRECT_SIZE and kept.point is not at):
         kept.renew(at)
-    if at.w.size <= FEW:
+    if at.w.size <= DIRECT_SIZE:
         return kept(right)
-    most = 500 if kept.scale is not None else MANY_STEPS
-    v, reached = _conjugate_gradients(at.curve, right, kept, relative, most)
-    if not reached and kept.of is not at:
+    most = 500 if kept.diagonal is not None else STALE_STEPS
+    v, reached = _conjugate_gradients(at, right, kept, relative, most)
+    if not reached and kept.point is not at:
         kept.renew(at)
-        v, _ = _conjugate_gradients(at.curve, right, kept, relative, most)
+        v, _ = _conjugate_gradients(at, right, kept, relative, most)
     return v
 
 
 def _conjugate_gradients(
-    product: Callable[[np.ndarray], np.ndarray],
-    right: np.ndarray,
-    inverse: Callable[[np.ndarray], np.ndarray],
-    relative: float,
-    most: int,
+    at: Local, right: np.ndarray, inverse: Preconditioner, relative: float, most: int
 ) -> tuple[np.ndarray, bool]:
-    v, r = np.zeros_like(right), right.copy()
-    target = relative * np.linalg.norm(right)
-    z = inverse(r)
-    p, rz = z, float(np.sum(r * z))
-    for _ in range(most):
-        if np.linalg.norm(r) <= target:
-            return v, True
-        hp = product(p)
-        curvature = float(np.sum(p * hp))
-        if not curvature > 0:  # only rounding is left
-            return v, True
-        step = rz / curvature
-        v = v + step * p
-        r = r - step * hp
-        z = inverse(r)
-        rz, before = float(np.sum(r * z)), rz
-        p = z + (rz / before) * p
-    return v, bool(np.linalg.norm(r) <= target)
+    """An approximate solution, and whether its relative residual is small enough."""
+    size, shape = right.size, right.shape
+    flat = lambda of: lambda v: of(v.reshape(shape)).ravel()
+    operator: Any = LinearOperator  # its type stubs lack these arguments
+    product, solved = (operator((size, size), flat(of), dtype=float) for of in (at.curve, inverse))
+    v, missed = cg(product, right.ravel(), rtol=relative, maxiter=most, M=solved)
+    return v.reshape(shape), missed == 0
 
 
 def minimise(
@@ -292,7 +265,7 @@ def minimise(
             break
         # Tight enough for quadratic convergence, loose far from the end.
         relative = min(0.1, max(1e-10, float(np.linalg.norm(at.gradient) / first)))
-        following = _descend(function, at, solve(at, -at.gradient, kept, relative))
+        following = _line_search(function, at, solve(at, -at.gradient, kept, relative))
         if following is None:
             break
         kept.steps += 1
@@ -300,7 +273,8 @@ def minimise(
     return at
 
 
-def _descend(function: Callable[[np.ndarray], T], at: T, step: np.ndarray) -> T | None:
+def _line_search(function: Callable[[np.ndarray], T], at: T, step: np.ndarray) -> T | None:
+    """The next point along a step; None where rounding leaves no descent."""
     slope = float(np.sum(at.gradient * step))
     if not slope < 0:
         return None

@@ -13,12 +13,12 @@ from bilevax import terms
 from bilevax.learn._certificate import INTERCEPT_BOUND
 from bilevax.learn._risk import Risk
 from bilevax.learn._rows import Rows
-from bilevax.learn._tuning import Levels
+from bilevax.learn._tuning import STARTS, Levels
 from bilevax.problems import BilevelProblem, Point
 
 
 def as_block(rows: Rows, w: np.ndarray) -> dict[str, Array]:
-    """The parameters, as a block of a problem."""
+    """The parameters as a block of a problem: coefficients, and intercepts where there are any."""
     block = jnp.asarray(w)
     if not rows.intercept:
         return {"coef": block}
@@ -26,7 +26,7 @@ def as_block(rows: Rows, w: np.ndarray) -> dict[str, Array]:
 
 
 def as_arrays(rows: Rows, risk: Risk) -> dict[str, np.ndarray]:
-    """The data of a level."""
+    """The rows of a level, as the data of a problem."""
     x = rows.x.toarray() if hasattr(rows.x, "toarray") else rows.x
     arrays = {"x": x, "label": rows.label, "share": risk.share}
     return arrays if risk.group is None else {**arrays, "group": risk.group}
@@ -66,16 +66,6 @@ def _parameters(rows: Rows, l2: float) -> dict[str, terms.Term]:
     return bounds
 
 
-def _lower_value(eta: Any, l2: Any, w: Any, q: Array, data: Any) -> Array:
-    """f~ of `eq:dro_lower`; a tail's weights cost by the share of each row."""
-    gain = jnp.sum(q * item_losses(w, q, data))
-    if "group" in data:
-        far = jnp.sum((q - 1 / len(q)) ** 2)
-    else:
-        far = jnp.sum((q - data["share"]) ** 2 / data["share"])
-    return gain - eta / 2 * far + l2 / 2 * jnp.sum(w["coef"] ** 2)
-
-
 def bilevel_problem(levels: Levels) -> BilevelProblem:
     """`eq:dro_nested` with x1 = (log η, log λ), in a box."""
 
@@ -83,8 +73,13 @@ def bilevel_problem(levels: Levels) -> BilevelProblem:
         return jnp.sum(x2 * item_losses(y1, x2, data["upper"]))
 
     def lower(x1: Array, y1: Any, y2: Array, data: Any) -> Array:
-        eta, l2 = jnp.exp(x1)
-        return _lower_value(eta, l2, y1, y2, data["lower"])
+        """f~ of `eq:dro_lower`; a tail's weights cost by the share of each row."""
+        (eta, l2), data = jnp.exp(x1), data["lower"]
+        grouped = "group" in data
+        even, price = (1 / len(y2), 1.0) if grouped else (data["share"], data["share"])
+        gain = jnp.sum(y2 * item_losses(y1, y2, data))
+        far = jnp.sum((y2 - even) ** 2 / price)
+        return gain - eta / 2 * far + l2 / 2 * jnp.sum(y1["coef"] ** 2)
 
     return BilevelProblem(
         upper,
@@ -100,9 +95,9 @@ def bilevel_problem(levels: Levels) -> BilevelProblem:
     )
 
 
-def start_point(levels: Levels, eta: float = 1.0, l2: float = 1e-2) -> Point:
-    """Even weights and no model at all."""
+def start_point(levels: Levels) -> Point:
+    """Even weights, all parameters zero, and the (η, λ) at which the tuning begins."""
     even = lambda risk: jnp.asarray(risk.adversary.even)
-    x = np.clip(np.log([eta, l2]), levels.low, levels.high)
+    x = np.clip(np.log(STARTS[0]), levels.low, levels.high)
     w = as_block(levels.train, np.zeros(levels.train.shape))
     return Point(x1=jnp.asarray(x), x2=even(levels.held_risk), y1=w, y2=even(levels.risk))

@@ -80,6 +80,13 @@ class Rows:
             largest = np.maximum(self.x.max(axis=0), -self.x.min(axis=0))
         return float(np.sqrt(np.sum(largest**2) + self.intercept))
 
+    @cached_property
+    def penalised(self) -> np.ndarray:
+        """One for each parameter that the ridge penalty counts, zero for the intercepts."""
+        ones = np.ones(self.shape)
+        ones[:, self.x.shape[1] :] = 0
+        return ones
+
     def score(self, w: np.ndarray) -> np.ndarray:
         """s = X·w, rows × scores."""
         if not self.intercept:
@@ -102,14 +109,13 @@ class Rows:
             value = np.log1p(np.exp(-np.abs(margin))) + np.maximum(-margin, 0)
             return Losses(value[:, 0], -sign * wrong, wrong)
         s -= s.max(axis=1, keepdims=True)
-        slope = np.exp(s)
-        total = slope.sum(axis=1)
-        share = slope / total[:, None]
-        each = np.arange(len(s))
-        value = np.log(total) - s[each, self.label]
+        powers = np.exp(s)
+        total = powers.sum(axis=1)
+        share = powers / total[:, None]
+        own = np.arange(len(s)), self.label
         slope = share.copy()
-        slope[each, self.label] -= 1
-        return Losses(value, slope, share)
+        slope[own] -= 1
+        return Losses(np.log(total) - s[own], slope, share)
 
     def chunks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Dense blocks of rows, with a column of ones for the intercept."""

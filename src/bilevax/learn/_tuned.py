@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,8 @@ from sklearn.base import clone
 from sklearn.utils import check_random_state
 
 from bilevax.arguments import positive
-from bilevax.certificates import KKTCertificate
-from bilevax.learn._base import RobustClassifier
+from bilevax.learn._base import RobustClassifier, Sample, check_groups, estimator, parameter
 from bilevax.learn._fit import TunedFit, fit_levels
-from bilevax.learn._groups import check_enough, coded, coded_like
 from bilevax.learn._problem import bilevel_problem, start_point
 from bilevax.learn._risk import Risk
 from bilevax.learn._split import held_out
@@ -21,39 +20,29 @@ from bilevax.problems import BilevelProblem, Point
 from bilevax.progress import Progress
 
 
+@estimator
 class TunedClassifier(RobustClassifier):
     """A classifier with η and l2 tuned on validation rows."""
 
-    eta_: float
-    l2_: float
-    certificate_: KKTCertificate
-    history_: list[Step]
-    converged_: bool
-    solver_: str
+    _: KW_ONLY
+    validation_fraction: float = parameter(
+        "the share of each group, or of each class where there are no groups, to validate on, "
+        "unless such rows are given.",
+        default=0.25,
+    )
+    tol: float = parameter(
+        "the ε to certify: each line of the ε-KKT conditions, with x1 = (log η, log l2).",
+        default=1e-3,
+    )
+    eta_bounds: tuple[float, float] = parameter("where to look for η.", default=(1e-3, 1e2))
+    l2_bounds: tuple[float, float] = parameter("where to look for l2.", default=(1e-6, 1e2))
+    random_state: Any = parameter(
+        "the seed of the split. Copies of a row are never in both parts.", default=None
+    )
+    verbose: bool = parameter("show progress.", default=False)
 
-    def __init__(
-        self,
-        *,
-        validation_fraction: float = 0.25,
-        tol: float = 1e-3,
-        eta_bounds: tuple[float, float] = (1e-3, 1e2),
-        l2_bounds: tuple[float, float] = (1e-6, 1e2),
-        fit_intercept: bool = True,
-        solver: str = "auto",
-        random_state: Any = None,
-        verbose: bool = False,
-    ):
-        self.validation_fraction = validation_fraction
-        self.tol = tol
-        self.eta_bounds = eta_bounds
-        self.l2_bounds = l2_bounds
-        self.fit_intercept = fit_intercept
-        self.solver = solver
-        self.random_state = random_state
-        self.verbose = verbose
-
-    def _risk(self, code: np.ndarray, weight: np.ndarray) -> Risk:
-        """The adversary of rows with these groups and weights."""
+    def _risk(self, sample: Sample) -> Risk:
+        """The adversary of these rows."""
         raise NotImplementedError
 
     def _levels(
@@ -68,41 +57,41 @@ class TunedClassifier(RobustClassifier):
         sample_weight_val: Any = None,
     ) -> tuple[Levels, np.ndarray]:
         """Both levels, and the names of the groups."""
-        rows, weight = self._read(X, y, sample_weight)
-        if groups is None:
-            names, code = self.classes_, rows.label
-        else:
-            names, code = coded(groups, len(rows), "groups")
+        train, names = self._read(X, y, groups, sample_weight)
         if X_val is None:
             if not (y_val is None and groups_val is None and sample_weight_val is None):
                 raise ValueError("y_val, groups_val and sample_weight_val need X_val")
-            if not 0 < self.validation_fraction < 1:
-                raise ValueError(
-                    f"validation_fraction must be between 0 and 1, not {self.validation_fraction!r}"
-                )
-            weighs = np.flatnonzero(weight > 0)
-            rows, code, weight = rows.taken(weighs), code[weighs], weight[weighs]
-            seed = int(check_random_state(self.random_state).randint(2**31))
-            below, above = held_out(
-                rows.x, rows.label, code, weight, self.validation_fraction, seed
-            )
-            held, held_code, held_weight = rows.taken(above), code[above], weight[above]
-            rows, code, weight = rows.taken(below), code[below], weight[below]
+            train, held = self._split(train.weighing())
         else:
             if y_val is None or (groups is None) != (groups_val is None):
                 raise ValueError("X_val needs y_val, and groups_val if and only if groups is given")
-            held, held_weight = self._read_validation(X_val, y_val, sample_weight_val)
-            if groups is None:
-                held_code = held.label
-            else:
-                held_code = coded_like(groups_val, names, len(held), "groups_val")
-        check_enough(names, code, weight, "training")
-        check_enough(names, held_code, held_weight, "validation")
-        bounds = np.log(
-            [_bounds(self.eta_bounds, "eta_bounds"), _bounds(self.l2_bounds, "l2_bounds")]
-        )
-        risks = self._risk(code, weight), self._risk(held_code, held_weight)
-        return Levels(rows, risks[0], held, risks[1], bounds[:, 0], bounds[:, 1]), names
+            held = self._read_validation(X_val, y_val, groups_val, sample_weight_val, names)
+        check_groups(names, train, "training")
+        check_groups(names, held, "validation")
+        low, high = zip(*(self._log_bounds(name) for name in ("eta_bounds", "l2_bounds")))
+        risks = self._risk(train), self._risk(held)
+        bounds = np.array(low), np.array(high)
+        return Levels(train.rows, risks[0], held.rows, risks[1], *bounds), names
+
+    def _split(self, sample: Sample) -> tuple[Sample, Sample]:
+        """Rows to train on, and rows to validate on."""
+        fraction = self.validation_fraction
+        if not 0 < fraction < 1:
+            raise ValueError(f"validation_fraction must be between 0 and 1, not {fraction!r}")
+        seed = int(check_random_state(self.random_state).randint(2**31))
+        rows = sample.rows
+        parts = held_out(rows.x, rows.label, sample.group, sample.weight, fraction, seed)
+        return sample.taken(parts[0]), sample.taken(parts[1])
+
+    def _log_bounds(self, name: str) -> np.ndarray:
+        bounds = getattr(self, name)
+        try:
+            low, high = (float(b) for b in bounds)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} must be two numbers, not {bounds!r}") from None
+        if not 0 < low < high < np.inf:
+            raise ValueError(f"{name} must be 0 < low < high, not {bounds!r}")
+        return np.log([low, high])
 
     def problem(
         self, X: Any, y: Any, groups: Any = None, **named: Any
@@ -130,17 +119,6 @@ class TunedClassifier(RobustClassifier):
         self.eta_, self.l2_ = (float(v) for v in np.exp(fit.tuned.x))
         self.certificate_ = fit.judged.certificate
         self.converged_ = bool(self.certificate_.certified(float(self.tol)))
-        self.history_ = fit.history
-        self.n_iter_ = len(fit.history)
+        self.history_, self.n_iter_ = fit.history, len(fit.history)
         self.solver_ = fit.solver
         return fit
-
-
-def _bounds(bounds: Any, name: str) -> tuple[float, float]:
-    try:
-        low, high = (float(b) for b in bounds)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be two numbers, not {bounds!r}") from None
-    if not 0 < low < high < np.inf:
-        raise ValueError(f"{name} must be 0 < low < high, not {bounds!r}")
-    return low, high

@@ -25,26 +25,27 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bilevax.learn._newton import Lower, Preconditioner, minimise, solve
-from bilevax.learn._risk import Adversary, Risk, Weighing
+from bilevax.learn._risk import Risk, Weighing
 from bilevax.learn._rows import Losses, Rows
 
 #: (η, λ) at which descents begin.
 STARTS = ((1.0, 1e-2), (0.1, 1e-1), (0.03, 1e-3))
 #: The trust region's radius in log η and log λ: at first, at most, and where a descent ends.
 FIRST_RADIUS, MOST_RADIUS, LEAST_RADIUS = 2.0, 4.0, 1e-5
-#: Descents first go to ROUGH times the tolerance. Those within CLOSE of the best loss then go on.
-CLOSE, ROUGH = 3e-4, 100
-#: A descent ends where its model promises a gain below NOTHING, if ε is within WELL times the
-#: tolerance, and where STUCK steps in a row gained no more than that.
-NOTHING, WELL, STUCK = 3e-7, 100, 8
-#: A descent ends where, in log η and log λ, it comes this near to the end of a better one.
-NEAR = 1.0
+#: Descents first go to ROUGH_FACTOR times the tolerance. Those whose loss is then within
+#: LOSS_MARGIN of the best one go on.
+LOSS_MARGIN, ROUGH_FACTOR = 3e-4, 100
+#: A descent ends where its model promises a gain below LEAST_GAIN and ε is within GAIN_FACTOR
+#: times the tolerance, and where PATIENCE steps in a row gained no more than LEAST_GAIN.
+LEAST_GAIN, GAIN_FACTOR, PATIENCE = 3e-7, 100, 8
+#: A descent ends where it comes this near, in log η and log λ, to the end of a better one.
+MERGE_DISTANCE = 1.0
 #: The relative residual of dw/dx.
-PATH = 1e-4
+PATH_RESIDUAL = 1e-4
 #: The gap to which the lower level is solved: at a start, and in a descent.
-ROUGH_GAP, LOWER_GAP = 1e-4, 1e-9
+START_GAP, LOWER_GAP = 1e-4, 1e-9
 #: A start is skipped if its loss is this much above the best of the earlier descents.
-HOPELESS = 0.2
+START_MARGIN = 0.2
 #: The largest number of steps of one descent; ten are usual.
 MOST_STEPS = 60
 
@@ -97,7 +98,7 @@ class Tuned:
 
 @dataclass
 class Descent:
-    """Where one descent is."""
+    """The state of one descent."""
 
     at: Tuned
     start: int
@@ -105,14 +106,14 @@ class Descent:
     radius: float = FIRST_RADIUS  # Δ
 
 
-def _same(at: Tuned, other: Tuned, near: float) -> bool:
-    """Whether a descent has come to where another one ended."""
-    return bool(np.abs(at.x - other.x).max() < near) and at.worst > other.worst - 1e-5
+def _merged(at: Tuned, other: Tuned, distance: float) -> bool:
+    """Whether a descent has come near the end of another one, with no better loss."""
+    return bool(np.abs(at.x - other.x).max() < distance) and at.worst > other.worst - 1e-5
 
 
 @dataclass
 class Tuner:
-    """The state of one tuning run."""
+    """The minimisation of Φ: its descents, its history, and the preconditioner they share."""
 
     levels: Levels
     tolerance: float
@@ -123,22 +124,22 @@ class Tuner:
     began: float = field(default_factory=time.perf_counter)
 
     def run(self) -> Tuned:
-        """The best point of all descents."""
+        """Descend from several starts; the best point."""
         found: list[Descent] = []
         for number, start in enumerate(STARTS):
             x = np.clip(np.log(start), self.levels.low, self.levels.high)
-            # The solution for other prices is a better start than zero.
+            # The solution at another (η, λ) is a better start than zero.
             w = found[0].at.lower.w if found else np.zeros(self.levels.train.shape)
-            lower, losses = self.solved(x, w, ROUGH_GAP)
-            if found and self.worst(losses) > min(d.at.worst for d in found) + HOPELESS:
+            lower, losses = self.solved(x, w, START_GAP)
+            if found and self.worst(losses) > min(d.at.worst for d in found) + START_MARGIN:
                 continue
             descent = Descent(self.at(x, lower.w, LOWER_GAP), number)
-            self.descend(descent, ROUGH * self.tolerance, found)
+            self.descend(descent, ROUGH_FACTOR * self.tolerance, found)
             found.append(descent)
         found.sort(key=lambda descent: descent.at.worst)
-        close = [d for d in found if d.at.worst <= found[0].at.worst + CLOSE]
+        close = [d for d in found if d.at.worst <= found[0].at.worst + LOSS_MARGIN]
         for i, descent in enumerate(close):
-            self.descend(descent, self.tolerance, close[:i], near=NEAR / 10)
+            self.descend(descent, self.tolerance, close[:i], MERGE_DISTANCE / 10)
         return min((descent.at for descent in close), key=lambda at: at.worst)
 
     def go_on(self, x: np.ndarray, w: np.ndarray) -> Tuned:
@@ -164,22 +165,29 @@ class Tuner:
         return risk.adversary.weigh(risk.of_items(losses.value), self.mu).value
 
     def derived(self, x: np.ndarray, lower: Lower, losses: Losses) -> Tuned:
-        """How the validation losses change with x."""
+        """The derivatives of the validation losses at a solution of the lower level."""
         held, risk = self.levels.held, self.levels.held_risk
         upper = risk.of_items(losses.value)
         weighing = risk.adversary.weigh(upper, self.mu)
-        path = np.stack([-solve(lower, right, self.kept, PATH) for right in lower.with_prices()])
+        path = np.stack(
+            [-solve(lower, right, self.kept, PATH_RESIDUAL) for right in lower.with_prices()]
+        )
         along = [losses.along(held.score(v)) for v in path]
         jacobian = np.stack([risk.of_items(v) for v in along], axis=1)
         return Tuned(x, lower, upper, weighing.value, weighing.weights, path, jacobian)
 
     def at(self, x: np.ndarray, start: np.ndarray, gap: float) -> Tuned:
+        """The lower level's solution at x, and the derivatives there."""
         return self.derived(x, *self.solved(x, start, gap))
 
     def descend(
-        self, run: Descent, tolerance: float, others: Sequence[Descent] = (), near: float = NEAR
+        self,
+        run: Descent,
+        tolerance: float,
+        others: Sequence[Descent] = (),
+        distance: float = MERGE_DISTANCE,
     ) -> None:
-        """Until it is stationary, stuck, or near the end of another descent."""
+        """Take steps until ε is small, no step gains, or another descent ended nearby."""
         losses: list[float] = []
         for _ in range(MOST_STEPS):
             at = run.at
@@ -193,14 +201,16 @@ class Tuner:
                 at = run.at = dataclasses.replace(at, x2=x2)
             self._record(at, epsilon, run.start)
             gain = at.worst - model
-            if epsilon <= tolerance or (gain <= NOTHING and epsilon <= WELL * self.tolerance):
+            if epsilon <= tolerance or (
+                gain <= LEAST_GAIN and epsilon <= GAIN_FACTOR * self.tolerance
+            ):
                 return
             if not gain > 0:  # the model has no step that gains more than rounding
                 return
-            if any(_same(at, other.at, near) for other in others):
+            if any(_merged(at, other.at, distance) for other in others):
                 return
             # No model fits at a kink of w(x), where a weight of the adversary leaves a bound.
-            if len(losses) > STUCK and losses[-1 - STUCK] - at.worst <= NOTHING:
+            if len(losses) > PATIENCE and losses[-1 - PATIENCE] - at.worst <= LEAST_GAIN:
                 return
             # The validation losses are as exact as the root of the lower level's gap.
             gap = min(max((0.02 * gain) ** 2, 1e-13), LOWER_GAP)
@@ -241,29 +251,26 @@ class Tuner:
         d, value, x2 = np.zeros(2), at.worst, at.x2
         # Each problem begins at the solution of a smoother one, with rounder kinks.
         for mu in (max(1e-3, self.mu), self.mu):
-            d, value, x2 = _box_newton(
-                adversary, at.upper, at.jacobian, curvature, low, high, d, mu
-            )
+            weigh = lambda d, mu=mu: adversary.weigh(at.upper + at.jacobian @ d, mu)
+            d, value, x2 = _box_newton(weigh, at.jacobian, curvature, low, high, d)
         return d, value, x2
 
 
 def _box_newton(
-    adversary: Adversary,
-    upper: np.ndarray,
+    weigh: Callable[[np.ndarray], Weighing],
     jacobian: np.ndarray,
     curvature: np.ndarray,
     low: np.ndarray,
     high: np.ndarray,
     d: np.ndarray,
-    mu: float,
 ) -> tuple[np.ndarray, float, np.ndarray]:
-    """min over d in a box of φ_μ(V + J·d) + ½dᵀBd, smooth and convex in two variables."""
+    """min over d in a box of φ_μ(V + J·d) + ½dᵀBd, smooth and convex in two variables.
 
-    def at(d: np.ndarray) -> tuple[Weighing, float]:
-        weighing = adversary.weigh(upper + jacobian @ d, mu)
-        return weighing, weighing.value + float(d @ curvature @ d) / 2
-
-    here, value = at(d)
+    `weigh` gives φ_μ(V + J·d). Newton's method moves the variables that no bound holds back.
+    """
+    model = lambda weighing, d: weighing.value + float(d @ curvature @ d) / 2
+    here = weigh(d)
+    value = model(here, d)
     for _ in range(50):
         g = jacobian.T @ here.weights + curvature @ d
         free = ~(((d <= low) & (g > 0)) | ((d >= high) & (g < 0)))
@@ -276,7 +283,8 @@ def _box_newton(
         length = 1.0
         while length > 1e-9:
             trial = np.clip(d + length * step, low, high)
-            there, lower = at(trial)
+            there = weigh(trial)
+            lower = model(there, trial)
             if lower < value and lower <= value + 1e-4 * float(g @ (trial - d)):
                 break
             length /= 2

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,27 +24,6 @@ CURVE = np.geomspace(1e-3, 1e2, 26)
 MOST_STEPS = 5000
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A fitted method, and what it took."""
-
-    key: str
-    name: str
-    model: Any
-    seconds: float
-    fits: int
-    eta: float | None
-    l2: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All results, as results.json has them, and the tuned model with its encoder."""
-
-    results: dict[str, Any]
-    pipeline: Pipeline
-
-
 class Encoded:
     """The three parts as matrices."""
 
@@ -60,6 +38,10 @@ class Encoded:
     def counts(self, part: str) -> np.ndarray:
         """Rows of each group."""
         return np.array([np.sum(self.groups[part] == g) for g in self.table.groups])
+
+    def fit(self, model: GroupDROClassifier) -> GroupDROClassifier:
+        """Fit a model to the training part."""
+        return model.fit(self.X["train"], self.y["train"], self.groups["train"])
 
     def worst_loss(self, model: Any) -> float:
         """The largest mean log loss of a group, on the validation part."""
@@ -77,102 +59,106 @@ def compare(
     seed: int = 0,
     command: str = "",
     progress: bool | None = None,
-) -> Comparison:
-    """Fit every method, and judge each on the test part."""
+) -> tuple[dict[str, Any], Pipeline]:
+    """All results, as results.json has them, and the tuned model with its encoder."""
     data = Encoded(table)
     count = 4 + len(ETAS) * len(L2S)
     with Progress(progress, total=count + len(CURVE), unit="fits", label=table.name) as bar:
         fits = list(_fits(data, tolerance, bar))
-        tuned = fits[-1]
+        model, tuned = fits[-1]
         curve = []
         for eta in CURVE:
-            curve.append(data.worst_loss(_fitted(GroupDROClassifier(eta, tuned.l2), data)))
+            curve.append(data.worst_loss(data.fit(GroupDROClassifier(eta, tuned["l2"]))))
             bar.show(count + len(curve), now="loss against η")
-    model = tuned.model
-    certificate = model.certificate_
+    counts = {part: data.counts(part) for part in PARTS}
+    sizes = {part: len(data.y[part]) for part in PARTS}
     results = {
         "command": command,
         "version": __version__,
-        "data": _described(table, data),
+        "data": {
+            "name": table.name,
+            "rows": sum(sizes.values()),
+            "features": len(data.encoder.get_feature_names_out()),
+            "label": table.label,
+            "group_columns": list(table.group_columns),
+            "with_label": table.with_label,
+            "parts": sizes,
+        },
         "classes": [str(c) for c in model.classes_],
-        "groups": _group_sizes(data),
-        "methods": [_judged(fit, data, bootstrap, seed) for fit in fits],
+        "groups": [
+            {"name": str(name), **{part: int(counts[part][g]) for part in PARTS}}
+            for g, name in enumerate(table.groups)
+        ],
+        "methods": [fit | _accuracies(model, data, bootstrap, seed) for model, fit in fits],
         "loss_against_eta": {
-            "l2": tuned.l2,
+            "l2": tuned["l2"],
             "eta": [float(e) for e in CURVE],
             "worst_validation_loss": curve,
-            "tuned_eta": tuned.eta,
+            "tuned_eta": tuned["eta"],
             "tuned_loss": data.worst_loss(model),
         },
         "history": [dataclasses.asdict(step) for step in model.history_],
-        "certificate": {k: float(v) for k, v in certificate.as_dict().items()},
+        "certificate": {k: float(v) for k, v in model.certificate_.as_dict().items()},
         "tolerance": tolerance,
         "certified": bool(model.converged_),
         "bootstrap": bootstrap,
         "seed": seed,
         "notes": table.notes,
     }
-    steps = [("encoder", data.encoder), ("classifier", model)]
-    return Comparison(results, Pipeline(steps))
+    return results, Pipeline([("encoder", data.encoder), ("classifier", model)])
 
 
-def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[Fit]:
-    """The methods, one after the other, each on the training part."""
+def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The methods, one after the other: the fitted model, and what it took."""
     X, y, groups = data.X["train"], data.y["train"], data.groups["train"]
-    n = len(y)
-    plain = LogisticRegression(max_iter=MOST_STEPS)
-    sizes = dict(zip(data.table.groups, data.counts("train")))
-    weights = np.array([n / (len(sizes) * sizes[g]) for g in groups])
-    l2 = 1 / (plain.C * n)  # scikit-learn's C, as a weight of the mean loss's penalty
+    done, seconds = itertools.count(1), 0.0
 
-    done = itertools.count(1)
-
-    def timed(name: str, fit: Callable[[], Any]) -> tuple[Any, float]:
-        bar.show(now=name)
+    def timed(label: str, fit: Callable[[], Any]) -> Any:
+        nonlocal seconds
+        bar.show(now=label)
         began = time.perf_counter()
-        model = fit()
-        seconds = time.perf_counter() - began
+        found = fit()
+        seconds += time.perf_counter() - began
         bar.show(next(done))
-        return model, seconds
+        return found
 
-    model, seconds = timed("ERM", lambda: plain.fit(X, y))
-    yield Fit("erm", "ERM", model, seconds, 1, None, l2)
-    again = LogisticRegression(max_iter=MOST_STEPS)
-    model, seconds = timed("reweighted", lambda: again.fit(X, y, sample_weight=weights))
-    yield Fit("reweighted", "Reweighted", model, seconds, 1, None, l2)
-    model, seconds = timed("DRO", lambda: _fitted(GroupDROClassifier(), data))
-    yield Fit("dro", "DRO, default η", model, seconds, 1, model.eta, model.l2)
+    def record(key: str, name: str, eta: float | None, l2: float, fits: int = 1) -> dict[str, Any]:
+        nonlocal seconds
+        took, seconds = seconds, 0.0
+        return {"key": key, "name": name, "seconds": took, "fits": fits, "eta": eta, "l2": l2}
 
-    best, least, seconds = model, np.inf, 0.0
-    for l2 in L2S:
-        for eta in ETAS:
-            name = f"grid, η {eta:.3g}, l2 {l2:.3g}"
-            one = GroupDROClassifier(float(eta), float(l2))
-            fit = lambda one=one: (_fitted(one, data), data.worst_loss(one))
-            (model, loss), took = timed(name, fit)
-            seconds += took
-            if loss < least:
-                best, least = model, loss
-    count = len(ETAS) * len(L2S)
-    yield Fit("grid", "DRO, grid search", best, seconds, count, best.eta, best.l2)
+    plain = LogisticRegression(max_iter=MOST_STEPS)
+    l2 = 1 / (plain.C * len(y))  # scikit-learn's C, as a weight of the mean loss's penalty
+    timed("ERM", lambda: plain.fit(X, y))
+    yield plain, record("erm", "ERM", None, l2)
+
+    even = LogisticRegression(max_iter=MOST_STEPS)
+    sizes = dict(zip(data.table.groups, data.counts("train")))
+    weights = np.array([len(y) / (len(sizes) * sizes[g]) for g in groups])
+    timed("reweighted", lambda: even.fit(X, y, sample_weight=weights))
+    yield even, record("reweighted", "Reweighted", None, l2)
+
+    dro = timed("DRO", lambda: data.fit(GroupDROClassifier()))
+    yield dro, record("dro", "DRO, default η", dro.eta, dro.l2)
+
+    grid = [GroupDROClassifier(float(eta), float(l2)) for l2 in L2S for eta in ETAS]
+    losses = [
+        timed(f"grid, η {m.eta:.3g}, l2 {m.l2:.3g}", lambda m=m: data.worst_loss(data.fit(m)))
+        for m in grid
+    ]
+    best = grid[int(np.argmin(losses))]
+    yield best, record("grid", "DRO, grid search", best.eta, best.l2, len(grid))
 
     tuned = TunedGroupDROClassifier(tol=tolerance)
-    held = {
-        "X_val": data.X["validation"],
-        "y_val": data.y["validation"],
-        "groups_val": data.groups["validation"],
-    }
-    model, seconds = timed("tuned", lambda: tuned.fit(X, y, groups, **held))
-    yield Fit("tuned", "DRO, tuned", model, seconds, 1, model.eta_, model.l2_)
+    names = {"X_val": data.X, "y_val": data.y, "groups_val": data.groups}
+    held = {name: of["validation"] for name, of in names.items()}
+    timed("tuned", lambda: tuned.fit(X, y, groups, **held))
+    yield tuned, record("tuned", "DRO, tuned", tuned.eta_, tuned.l2_)
 
 
-def _fitted(model: GroupDROClassifier, data: Encoded) -> GroupDROClassifier:
-    return model.fit(data.X["train"], data.y["train"], data.groups["train"])
-
-
-def _judged(fit: Fit, data: Encoded, bootstrap: int, seed: int) -> dict[str, Any]:
+def _accuracies(model: Any, data: Encoded, bootstrap: int, seed: int) -> dict[str, Any]:
     """Accuracies on the test part, with 95 % intervals from resampling it group by group."""
-    right = fit.model.predict(data.X["test"]) == data.y["test"]
+    right = model.predict(data.X["test"]) == data.y["test"]
     counts = data.counts("test")
     hits = np.array([right[data.groups["test"] == g].sum() for g in data.table.groups])
     # A group resampled with replacement has a binomial number of hits.
@@ -181,42 +167,16 @@ def _judged(fit: Fit, data: Encoded, bootstrap: int, seed: int) -> dict[str, Any
     each = [_interval(hits[g] / counts[g], draws[:, g] / counts[g]) for g in range(len(counts))]
     worst = int(np.argmin(hits / counts))
     return {
-        "key": fit.key,
-        "name": fit.name,
-        "seconds": fit.seconds,
-        "fits": fit.fits,
-        "eta": fit.eta,
-        "l2": fit.l2,
         "average": _interval(hits.sum() / counts.sum(), draws.sum(axis=1) / counts.sum()),
         "worst": {**each[worst], "group": str(data.table.groups[worst])},
         "groups": each,
-        "worst_validation_loss": data.worst_loss(fit.model),
+        "worst_validation_loss": data.worst_loss(model),
     }
 
 
 def _interval(value: float, draws: np.ndarray) -> dict[str, float]:
     low, high = np.quantile(draws, [0.025, 0.975])
     return {"value": float(value), "low": float(low), "high": float(high)}
-
-
-def _described(table: Table, data: Encoded) -> dict[str, Any]:
-    return {
-        "name": table.name,
-        "rows": sum(len(data.y[p]) for p in PARTS),
-        "features": len(data.encoder.get_feature_names_out()),
-        "label": table.label,
-        "group_columns": list(table.group_columns),
-        "with_label": table.with_label,
-        "parts": {p: len(data.y[p]) for p in PARTS},
-    }
-
-
-def _group_sizes(data: Encoded) -> list[dict[str, Any]]:
-    counts = {p: data.counts(p) for p in PARTS}
-    return [
-        {"name": str(g), **{p: int(counts[p][i]) for p in PARTS}}
-        for i, g in enumerate(data.table.groups)
-    ]
 
 
 def table_of(results: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +38,13 @@ class Dataset:
 def group_names(table: pd.DataFrame, label: str | None, columns: Sequence[str]) -> np.ndarray:
     """Groups that say what they are, such as "income >50K, sex Female"."""
     named = ([] if label is None else [label]) + list(columns)
-    parts = [
-        c + " " + table[c].astype(object).where(table[c].notna(), "(missing)").astype(str)
-        for c in named
-    ]
-    names = functools.reduce(lambda name, part: name + ", " + part, parts)
-    return names.to_numpy(dtype=object).astype(str)
+    parts = zip(*(c + " " + as_text(table[c]) for c in named))
+    return np.array([", ".join(words) for words in parts])
+
+
+def as_text(column: Any) -> Any:
+    """A column as strings, with "(missing)" where it has no value."""
+    return column.astype(object).where(column.notna(), "(missing)").astype(str)
 
 
 def load_adult(path: str | Path | None = None, attribute: str = "sex") -> Dataset:
@@ -137,6 +137,7 @@ def load_digits(correlation: float = 0.85, seed: int = 0) -> Dataset:
 
 
 def _table(path: str | Path | None, openml: dict[str, Any], names: dict[str, str]) -> pd.DataFrame:
+    """The table of a file, or of OpenML with some columns renamed."""
     if path is not None:
         return pd.read_csv(path, skipinitialspace=True, na_values=["?"])
     from sklearn.datasets import fetch_openml

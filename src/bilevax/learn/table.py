@@ -1,4 +1,4 @@
-"""From a table to rows, labels and groups in three parts, or a sentence that says what is wrong."""
+"""From a table to features, labels and groups in three parts; errors say what is wrong with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from bilevax.learn.datasets import group_names
+from bilevax.learn.datasets import as_text, group_names
 
 PARTS = ("train", "validation", "test")
 #: What a split column may call the parts.
@@ -27,7 +27,7 @@ CALLED = {
 }
 #: The shares of the parts where no column says them.
 SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
-#: A label with more values than this is taken for a number to predict.
+#: A label with more values than this is refused: it is rather a number to predict.
 MOST_CLASSES = 100
 #: A categorical column keeps this many values, the rest become one.
 MOST_CATEGORIES = 50
@@ -35,7 +35,7 @@ MOST_CATEGORIES = 50
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows."""
+    """The rows to train on, to validate on, or to test on."""
 
     X: pd.DataFrame
     y: np.ndarray
@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Table:
-    """What was read, ready to fit."""
+    """A table that was checked and cut into parts."""
 
     name: str
     label: str
@@ -95,7 +95,8 @@ def prepare(
     seed: int = 0,
 ) -> Table:
     """Check a table, and cut it into parts with every group in each."""
-    for column in (label, *group_columns, *([] if split is None else [split]), *drop):
+    splits = [] if split is None else [split]
+    for column in (label, *group_columns, *splits, *drop):
         _check_column(table, column)
     if label in group_columns:
         raise ValueError(f"{label} is the label; groups are the label together with other columns")
@@ -105,8 +106,7 @@ def prepare(
     groups = group_names(table, label if with_label else None, group_columns)
     part = _split_by(table[split], split, groups, seed) if split else _split(groups, seed)
     notes: list[str] = []
-    others = table.drop(columns=list({label, *drop, *([] if split is None else [split])}))
-    features = _checked_features(others, table[label], notes)
+    features = _features(table.drop(columns=[label, *drop, *splits]), table[label], notes)
     y = table[label].to_numpy()
     y = y if np.issubdtype(y.dtype, np.number) or y.dtype == bool else y.astype(str)
     names = np.unique(groups)
@@ -123,7 +123,7 @@ def encoder(features: pd.DataFrame) -> ColumnTransformer:
     A category that was not seen before counts as a rare one, with a warning.
     """
     numbers = [c for c in features if pd.api.types.is_numeric_dtype(features[c])]
-    categories = [c for c in features if c not in set(numbers)]
+    categories = [c for c in features if c not in numbers]
     of_numbers = make_pipeline(
         SimpleImputer(strategy="median", add_indicator=True), StandardScaler()
     )
@@ -157,52 +157,41 @@ def _check_label(values: Any, label: str) -> None:
         )
 
 
-def _checked_features(features: pd.DataFrame, label: Any, notes: list[str]) -> pd.DataFrame:
-    """The columns that can be learnt from, as numbers or as strings with None for missing."""
-    codes = pd.factorize(label)[0]
-    left = []
-    out = {}
-    for name in features:
-        column: Any = features[name]
-        kinds = column.nunique(dropna=True)
-        if kinds == 0 or (kinds == 1 and column.notna().all()):
-            left.append(name)
+def _features(columns: pd.DataFrame, label: Any, notes: list[str]) -> pd.DataFrame:
+    """The columns that can be learnt from, as numbers or as strings."""
+    constant, features = [], {}
+    for name in columns:
+        column: Any = columns[name]
+        kinds, whole = column.nunique(), column.notna().all()
+        if kinds == 0 or (kinds == 1 and whole):
+            constant.append(name)
             continue
-        if kinds == len(np.unique(codes)) and _same(pd.factorize(column)[0], codes):
+        pairs = label.groupby([column, label], observed=True)
+        if whole and kinds == label.nunique() == pairs.ngroups:
             raise ValueError(
                 f"the column {name} is a copy of the label {label.name}; leave it out with "
                 f"--drop {name}"
             )
-        if pd.api.types.is_bool_dtype(column):
-            column = column.astype(float)
-        elif pd.api.types.is_numeric_dtype(column):
-            column = column.astype(float)
-            if infinite := int(np.isinf(column).sum()):
+        if pd.api.types.is_numeric_dtype(column):  # truth values too
+            features[name] = column.astype(float)
+            if infinite := int(np.isinf(features[name]).sum()):
                 raise ValueError(f"the column {name} is infinite in {infinite} rows")
-        else:
-            if kinds > MOST_CATEGORIES:
-                notes.append(
-                    f"{name} has {kinds} categories: the {MOST_CATEGORIES - 1} most frequent are "
-                    "kept, the others count as one"
-                )
-            column = column.astype(object).where(column.notna(), "(missing)").astype(str)
-            column = column.astype(object)
-        out[name] = column
-    if left:
-        notes.append(f"left out, because they are constant: {', '.join(left)}")
-    if not out:
+            continue
+        if kinds > MOST_CATEGORIES:
+            notes.append(
+                f"{name} has {kinds} categories: the {MOST_CATEGORIES - 1} most frequent are "
+                "kept, the others count as one"
+            )
+        features[name] = as_text(column).astype(object)
+    if constant:
+        notes.append(f"left out, because they are constant: {', '.join(constant)}")
+    if not features:
         raise ValueError("there is no column to learn from")
-    return pd.DataFrame(out, index=features.index)
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two codings of the rows are one-to-one."""
-    pairs = len(np.unique(np.stack([a, b]), axis=1).T)
-    return pairs == len(np.unique(a)) == len(np.unique(b))
+    return pd.DataFrame(features, index=columns.index)
 
 
 def _split(groups: np.ndarray, seed: int) -> np.ndarray:
-    """The part of each row, with the shares of every group."""
+    """The part of each row: every group is cut by the same shares."""
     part = np.full(len(groups), "train", dtype=object)
     draw = np.random.default_rng(seed)
     for g in np.unique(groups):
@@ -215,7 +204,10 @@ def _split(groups: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _split_by(column: Any, name: str, groups: np.ndarray, seed: int) -> np.ndarray:
-    """The parts that a column says; a validation part that it lacks is taken from the training."""
+    """The part that a column names for each row.
+
+    Where it names no validation rows, a quarter of the training rows become these.
+    """
     known = {word: part for part, words in CALLED.items() for word in words}
     words = column.astype(str).str.strip().str.lower().str.removesuffix(".0")
     part = words.map(known)
@@ -241,12 +233,12 @@ def _split_by(column: Any, name: str, groups: np.ndarray, seed: int) -> np.ndarr
 
 
 def _check_groups(names: np.ndarray, groups: np.ndarray, part: np.ndarray, least: int) -> None:
-    small = []
-    for p in PARTS:
-        for g in names:
-            count = int(np.sum((part == p) & (groups == g)))
-            if count < least:
-                small.append(f"{str(g)!r} has {count or 'no'} rows in the {p} part")
+    counts = {(p, g): int(np.sum((part == p) & (groups == g))) for p in PARTS for g in names}
+    small = [
+        f"{str(g)!r} has {count or 'no'} rows in the {p} part"
+        for (p, g), count in counts.items()
+        if count < least
+    ]
     if small:
         raise ValueError(
             "groups too small to estimate (fewer than --least "

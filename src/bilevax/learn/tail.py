@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from bilevax.arguments import positive, whole
-from bilevax.learn._base import RobustClassifier
-from bilevax.learn._fit import fit_lower
+from bilevax.arguments import positive
+from bilevax.learn._base import ETA, L2, PricedClassifier, Sample, estimator, parameter
 from bilevax.learn._risk import Risk, tail_risk
 from bilevax.learn._tuned import TunedClassifier
 
+SHARE = "the share of rows that count, in (0, 1]."
 
-class TailRiskClassifier(RobustClassifier):
+
+@estimator
+class TailRiskClassifier(PricedClassifier):
     """A linear classifier trained for its worst rows, at a price η (`eq:DRO_tuning`).
 
     min over w, max over q of  Σᵢ qᵢ·ℓᵢ(w) − (η/2)·n‖q − 1/n‖² + (l2/2)‖w‖²
@@ -26,60 +26,29 @@ class TailRiskClassifier(RobustClassifier):
     model that commits itself to nothing.
 
     Args:
-        share: the share of rows that count, in (0, 1].
-        eta: the price of uneven weights, > 0.
-        l2: the weight of the ridge penalty, > 0.
-        tol: the saddle gap to certify.
-        fit_intercept: whether there is an intercept.
-        max_iter: the largest number of Newton steps; a dozen is usual.
-        solver: "newton" uses all rows from the start, "sampled" begins with a sample of them, and
-            "auto" chooses by their number.
+        {parameters}
 
     Fitted: `coef_`, `intercept_`, `classes_` and `n_iter_` as in scikit-learn; `risk_`, the
     weighted loss Σ qᵢ·ℓᵢ of the training rows; `gap_`, an upper bound on the saddle gap; `solver_`,
     the one that was used.
     """
 
-    risk_: float
-    gap_: float
-    solver_: str
-
-    def __init__(
-        self,
-        share: float = 0.5,
-        eta: float = 0.1,
-        l2: float = 1e-3,
-        *,
-        tol: float = 1e-8,
-        fit_intercept: bool = True,
-        max_iter: int = 200,
-        solver: str = "auto",
-    ):
-        self.share = share
-        self.eta = eta
-        self.l2 = l2
-        self.tol = tol
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.solver = solver
+    share: float = parameter(SHARE, default=0.5)
+    eta: float = parameter(ETA, default=0.1)
+    l2: float = parameter(L2, default=1e-3)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TailRiskClassifier:
         """Fit to rows X with labels y."""
-        for name in ("eta", "l2", "tol"):
-            positive(getattr(self, name), name)
-        whole(self.max_iter, "max_iter", 1)
+        self._check_parameters()
         _check_share(self.share)
-        rows, weight = self._read(X, y, sample_weight)
-        weighs = np.flatnonzero(weight > 0)
-        rows = rows.taken(weighs)
-        risk = tail_risk(self.share, weight[weighs])
-        fitted = fit_lower(rows, risk, self.eta, self.l2, self.tol, self.max_iter, self.solver)
-        self._keep(rows, fitted.at.w)
-        self.gap_, self.n_iter_, self.solver_ = fitted.gap, fitted.steps, fitted.solver
-        self.risk_ = float(fitted.at.row_weights @ fitted.at.losses.value)
+        sample = self._read(X, y, None, sample_weight)[0].weighing()
+        risk = tail_risk(self.share, sample.weight)
+        lower = self._solve(sample.rows, risk, self.eta, self.l2)
+        self.risk_ = float(lower.row_weights @ lower.losses.value)
         return self
 
 
+@estimator
 class TunedTailRiskClassifier(TunedClassifier):
     """Tail risk with η and l2 set by the mean loss over the worst `share` of the validation rows.
 
@@ -89,16 +58,7 @@ class TunedTailRiskClassifier(TunedClassifier):
     vᵢ is the loss of validation row i.
 
     Args:
-        share: the share of rows that count, in (0, 1].
-        validation_fraction: the share of each class to validate on, unless such rows are given.
-        tol: the ε to certify: each line of the ε-KKT conditions, with x1 = (log η, log l2).
-        eta_bounds: where to look for η.
-        l2_bounds: where to look for l2.
-        fit_intercept: whether there is an intercept.
-        solver: "newton" uses all rows from the start, "sampled" begins with a sample of them, and
-            "auto" chooses by their number.
-        random_state: the seed of the split. Copies of a row are never in both parts.
-        verbose: show progress.
+        {parameters}
 
     Fitted: `eta_`, `l2_`; `coef_`, `intercept_`, `classes_` as in scikit-learn; `risk_` and
     `validation_risk_`, the weighted losses of both parts; `certificate_`, a
@@ -106,37 +66,11 @@ class TunedTailRiskClassifier(TunedClassifier):
     step of the tuning saw; `solver_`, the one that was used.
     """
 
-    risk_: float
-    validation_risk_: float
+    share: float = parameter(SHARE, default=0.5)
 
-    def __init__(
-        self,
-        share: float = 0.5,
-        *,
-        validation_fraction: float = 0.25,
-        tol: float = 1e-3,
-        eta_bounds: tuple[float, float] = (1e-3, 1e2),
-        l2_bounds: tuple[float, float] = (1e-6, 1e2),
-        fit_intercept: bool = True,
-        solver: str = "auto",
-        random_state: Any = None,
-        verbose: bool = False,
-    ):
-        super().__init__(
-            validation_fraction=validation_fraction,
-            tol=tol,
-            eta_bounds=eta_bounds,
-            l2_bounds=l2_bounds,
-            fit_intercept=fit_intercept,
-            solver=solver,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.share = share
-
-    def _risk(self, code: np.ndarray, weight: np.ndarray) -> Risk:
+    def _risk(self, sample: Sample) -> Risk:
         _check_share(self.share)
-        return tail_risk(self.share, weight)
+        return tail_risk(self.share, sample.weight)
 
     def fit(
         self,

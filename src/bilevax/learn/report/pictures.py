@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
 
-from bilevax.learn.report.words import (
-    as_float,
-    element,
-    fitted_text,
-    method_of,
-    power_of_ten,
-    short_number,
-)
+from bilevax.learn.report.words import as_float, fitted_text, power_of_ten, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,29 +45,16 @@ STYLE = {
 LEAST_EPSILON = 1e-6
 
 
-def pictures(results: dict[str, Any]) -> Iterator[str]:
-    yield '<div class="pictures">'
-    with _drawing():
-        yield _accuracies(results)
-        yield _loss_against_eta(results)
-        yield _convergence(results)
-    yield "</div>"
-
-
-@contextmanager
-def _drawing() -> Iterator[None]:
-    """Our style, whatever the user's is, for as long as it takes."""
+def pictures(results: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The pictures and their captions, in our style whatever the user's is."""
     from matplotlib import style
 
     with style.context(["default", STYLE]), warnings.catch_warnings():
         # Letters that matplotlib's font lacks come from the reader's fonts: the text stays text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
-
-
-def _legend(figure: Figure, columns: int) -> None:
-    """Above the axes, where it hides nothing."""
-    figure.legend(loc="outside upper left", ncols=columns, columnspacing=1.2, handletextpad=0.5)
+        yield _accuracies(results)
+        yield _loss_against_eta(results)
+        yield _convergence(results)
 
 
 def _canvas(height: float) -> tuple[Figure, Axes]:
@@ -84,39 +64,26 @@ def _canvas(height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _figure(figure: Figure, name: str, label: str, caption: str) -> str:
-    """The picture as an element of the page. It scales, and its ids begin with its name."""
+def _svg(figure: Figure, name: str, label: str, columns: int) -> str:
+    """The picture, its legend above the axes. It scales, and its ids begin with its name."""
+    spacing = {"columnspacing": 1.2, "handletextpad": 0.5}
+    figure.legend(loc="outside upper left", ncols=columns, **spacing)
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     svg = ElementTree.fromstring(file.getvalue())
-    for parent in list(svg.iter()):
-        for child in list(parent):
-            if _local(child.tag) in ("metadata", "style"):
-                parent.remove(child)
+    local = lambda key: key.rpartition("}")[2]  # HTML has no namespaces
     for node in svg.iter():
-        _rename(node, name)
+        node.tag = local(node.tag)
+        node[:] = [child for child in node if local(child.tag) not in ("metadata", "style")]
+        node.attrib = {local(key): value for key, value in node.attrib.items()}
+        for key, value in node.attrib.items():
+            begin = {"id": "^", "href": "^#"}.get(key, r"url\(#")
+            node.attrib[key] = re.sub(f"({begin})", rf"\1{name}-", value)
     svg.attrib = {"viewBox": svg.attrib["viewBox"], "role": "img", "aria-label": label}
-    drawn = ElementTree.tostring(svg, encoding="unicode")
-    return f"<figure>\n{drawn}\n{element('figcaption', caption)}\n</figure>"
+    return ElementTree.tostring(svg, encoding="unicode")
 
 
-def _rename(element: ElementTree.Element, name: str) -> None:
-    """Names without XML's namespaces, as HTML has them; ids that no other picture has."""
-    element.tag = _local(element.tag)
-    for key, value in list(element.attrib.items()):
-        del element.attrib[key]
-        if key == "id":
-            value = f"{name}-{value}"
-        elif _local(key) == "href":
-            value = value.replace("#", f"#{name}-", 1)
-        element.attrib[_local(key)] = value.replace("url(#", f"url(#{name}-")
-
-
-def _local(name: str) -> str:
-    return name.rpartition("}")[2]
-
-
-def _accuracies(results: dict[str, Any]) -> str:
+def _accuracies(results: dict[str, Any]) -> tuple[str, str]:
     """A block of rows for each group, its name above them: no name takes room from the axis."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -127,9 +94,7 @@ def _accuracies(results: dict[str, Any]) -> str:
     figure, axes = _canvas(0.9 + 0.2 * math.ceil(len(methods) / 2) + ROW * block * len(groups))
     tops = block * np.arange(len(groups))
     for number, method in enumerate(methods):
-        _intervals(
-            axes, method, tops + head + number, number, method is method_of(results, "tuned")
-        )
+        _intervals(axes, method, number, tops + head + number)
     for number, (top, name) in enumerate(zip(tops, names)):
         if number % 2 == 0:
             axes.axhspan(top, top + block, color="#F3F5F7", zorder=0)
@@ -141,20 +106,17 @@ def _accuracies(results: dict[str, Any]) -> str:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
     if len(groups) > 8:
         axes.tick_params(top=True, labeltop=True)
-    _legend(figure, 2)
     label = (
         f"Accuracy of {len(methods)} methods in {len(groups)} groups with 95 % intervals. "
         "The table of groups has the numbers."
     )
     caption = "Accuracy of each method in each group; the lines are 95 % intervals."
-    return _figure(figure, "groups", label, caption)
+    return _svg(figure, "groups", label, columns=2), caption
 
 
-def _intervals(
-    axes: Axes, method: dict[str, Any], rows: np.ndarray, number: int, tuned: bool
-) -> None:
+def _intervals(axes: Axes, method: dict[str, Any], number: int, rows: np.ndarray) -> None:
     """One method's accuracies, in percent: a mark on each row, and its interval as a line."""
-    colour = TUNED if tuned else METHODS[number % len(METHODS)]
+    colour = TUNED if method["key"] == "tuned" else METHODS[number % len(METHODS)]
     value, low, high = (
         np.array([100 * as_float(group.get(key)) for group in method["groups"]])
         for key in ("value", "low", "high")
@@ -164,7 +126,7 @@ def _intervals(
     axes.plot(value, rows, marker, color=colour, markersize=4.2, label=name)
 
 
-def _loss_against_eta(results: dict[str, Any]) -> str:
+def _loss_against_eta(results: dict[str, Any]) -> tuple[str, str]:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     curve = results["loss_against_eta"]
@@ -182,15 +144,14 @@ def _loss_against_eta(results: dict[str, Any]) -> str:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    _legend(figure, 1)
     caption = (
         "The worst group’s validation loss against η, at the tuned l2. The star is what the "
         f"tuning found: {found}."
     )
-    return _figure(figure, "loss", caption, caption)
+    return _svg(figure, "loss", caption, columns=1), caption
 
 
-def _convergence(results: dict[str, Any]) -> str:
+def _convergence(results: dict[str, Any]) -> tuple[str, str]:
     """ε of every step. A line ends where another descent goes on."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
@@ -216,7 +177,6 @@ def _convergence(results: dict[str, Any]) -> str:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda e, _: power_of_ten(round(math.log10(e)))))
     axes.yaxis.set_minor_formatter(NullFormatter())
-    _legend(figure, 2)
     caption = (
         "How far each step of the tuning was from stationary, ε. The star is the ε of the "
         "certificate, which checks all conditions at the point that was kept."
@@ -225,7 +185,7 @@ def _convergence(results: dict[str, Any]) -> str:
         caption += " A descent waits while another one, begun elsewhere, looks for a better point."
     if np.any(np.append(epsilon, final) < least):
         caption += f" What is below {short_number(least)}, or 0, is drawn there."
-    return _figure(figure, "convergence", caption, caption)
+    return _svg(figure, "convergence", caption, columns=2), caption
 
 
 def _finite(values: Iterable[Any]) -> np.ndarray:

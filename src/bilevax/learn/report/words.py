@@ -1,11 +1,10 @@
-"""Numbers and names as a reader wants them, and safe to stand in a page."""
+"""Numbers and names as a reader wants them."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 import unicodedata
-from html import escape
 from typing import Any
 
 #: What stands where there is no number.
@@ -17,9 +16,26 @@ def as_float(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
+def is_finite(value: Any) -> bool:
+    return math.isfinite(as_float(value))
+
+
 def as_percent(value: Any, unit: str = "\u00a0%") -> str:
-    number = as_float(value)
-    return f"{100 * number:.1f}{unit}" if math.isfinite(number) else NONE
+    return f"{100 * value:.1f}{unit}" if is_finite(value) else NONE
+
+
+def as_loss(value: Any) -> str:
+    return f"{value:.3f}" if is_finite(value) else NONE
+
+
+def as_whole(value: Any) -> str:
+    return NONE if value is None else f"{value:,}"
+
+
+def as_seconds(value: Any) -> str:
+    if not is_finite(value):
+        return NONE
+    return f"{value:,.0f}" if value >= 100 else f"{value:.{2 if value >= 0.1 else 3}f}"
 
 
 def short_number(value: Any) -> str:
@@ -39,18 +55,6 @@ def power_of_ten(exponent: int) -> str:
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def as_loss(value: Any) -> str:
-    number = as_float(value)
-    return f"{number:.3f}" if math.isfinite(number) else NONE
-
-
-def as_seconds(value: Any) -> str:
-    number = as_float(value)
-    if not math.isfinite(number):
-        return NONE
-    return f"{number:,.0f}" if number >= 100 else f"{number:.{2 if number >= 0.1 else 3}f}"
-
-
 def cleaned(text: Any) -> str:
     """Without control characters and the like, which neither HTML nor XML may hold."""
     bad = ("Cc", "Cs", "Cn")
@@ -62,20 +66,8 @@ def fitted_text(text: Any, width: int, lines: int = 1) -> str:
     text = " ".join(cleaned(text).split())
     wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
     width = width * len(text) // (len(text) + wide) if wide else width
-    # A line of several may end early, at a space: room for that.
+    # Of several lines one may end early, at a space: this leaves room for that.
     room = lines * width - (lines - 1) * width // 4
     if len(text) > room:
         text = f"{text[: room // 2].rstrip()}…{text[-(room // 2 - 1) :].lstrip()}"
     return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder="…"))
-
-
-def method_of(results: dict[str, Any], key: str) -> dict[str, Any]:
-    """The results of one method."""
-    return next(method for method in results["methods"] if method["key"] == key)
-
-
-def element(tag: str, text: Any, kind: str = "", scope: str = "") -> str:
-    """An element that holds text: whatever it is, it is escaped."""
-    attributes = {"class": kind, "scope": scope}
-    shown = "".join(f' {name}="{value}"' for name, value in attributes.items() if value)
-    return f"<{tag}{shown}>{escape(cleaned(text))}</{tag}>"
