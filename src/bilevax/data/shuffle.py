@@ -46,20 +46,22 @@ class Shuffle(eqx.Module):
         """On the host: the streams after so many numbers of each list were drawn."""
         return cls(keys, *np.divmod(drawn, sizes))
 
-    def take(self, quotas: Sequence[int], sizes: Any, rounds: int) -> tuple[Shuffle, Any]:
-        """The next `quotas` numbers of the lists of these sizes, list after list."""
+    def take(self, quotas: Sequence[int], sizes: Any, total: int) -> tuple[Shuffle, Any]:
+        """The next `quotas` numbers of the lists of these sizes, list after list.
+
+        List 1 is numbered on from list 0, and so on up to `total`, the sum of the sizes.
+        """
         lists = np.repeat(np.arange(len(quotas)), quotas)
         ranks = np.concatenate([np.arange(q, dtype=np.int32) for q in quotas])
         places, size = self.offset[lists] + ranks, sizes[lists]
         epochs = self.epoch[lists] + places // size
+        # Enough rounds that permutations of so many numbers look random (see the tests).
+        rounds = PARTS * (6 + total.bit_length() // 2)
         numbers = permuted(places % size, size, self.keys[lists], epochs, rounds)
+        begins = sizes.cumsum(dtype=np.int32) - sizes
         end = self.offset + np.asarray(quotas, np.int32)
-        return Shuffle(self.keys, self.epoch + end // sizes, end % sizes), numbers
-
-
-def rounds_for(size: int) -> int:
-    """Enough rounds that permutations of up to `size` numbers look random (see the tests)."""
-    return PARTS * (6 + size.bit_length() // 2)
+        streams = Shuffle(self.keys, self.epoch + end // sizes, end % sizes)
+        return streams, begins[lists] + numbers
 
 
 def permuted(numbers: Any, size: Any, keys: Any, epochs: Any, rounds: int) -> Any:

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from bilevax.data.checks import check_groups, check_quotas
 from bilevax.data.shuffle import Shuffle
 from bilevax.data.source import as_key
-from bilevax.data.strata import check_groups, check_quotas, rows_of
 from bilevax.deep.methods import Method
 from bilevax.deep.pixels import Images
 
@@ -56,8 +56,9 @@ class Batches:
         if first < 0:
             raise IndexError(f"batches are numbered from 0, not {first}")
         streams = Shuffle.after(first * quotas, self.sizes, self.keys)
-        _, rows = rows_of(streams, self.members, self.sizes, (count * quotas).tolist())
-        parts = np.split(rows, np.cumsum(count * quotas)[:-1])
+        total = len(self.members)
+        _, places = streams.take((count * quotas).tolist(), self.sizes, total)
+        parts = np.split(self.members[places], np.cumsum(count * quotas)[:-1])
         return np.concatenate([part.reshape(count, -1) for part in parts], axis=1)
 
 
