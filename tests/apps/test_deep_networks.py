@@ -10,15 +10,17 @@ import pytest
 
 import deep_transcription as reference
 from bilevax.deep import networks
-from bilevax.deep.layers import BatchNorm, Conv, max_pool
 from bilevax.deep.methods import encoded
 from bilevax.deep.networks import (
     BASIC,
     BOTTLENECK,
     CNN,
+    BatchNorm,
+    Conv,
     Model,
     ResNet,
     encoder,
+    max_pool,
     model,
     named_arrays,
     split,

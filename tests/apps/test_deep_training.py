@@ -37,7 +37,7 @@ from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices
 from bilevax.deep.factories import METHODS, images_of, method_of, model_of
 from bilevax.deep.feed import Feed, View
-from bilevax.deep.optimizers import direction
+from bilevax.deep.methods import direction
 from bilevax.deep.settings import from_dict, read_settings
 from bilevax.deep.tables import SPLITS
 from bilevax.deep.training import Run

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from bilevax.deep.layers import Statistics
 from bilevax.deep.methods import (
     Batch,
     Method,
@@ -20,7 +19,7 @@ from bilevax.deep.methods import (
     stepped,
     with_trained,
 )
-from bilevax.deep.networks import Model, scores, split
+from bilevax.deep.networks import Model, Statistics, scores, split
 from bilevax.terms import Simplex
 
 LEAST_ETA = 1e-6

@@ -14,8 +14,7 @@ from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices, first
 from bilevax.deep.factories import images_of, method_of, model_of, precision_of
 from bilevax.deep.feed import Feed, View
-from bilevax.deep.group_dro import ERM
-from bilevax.deep.methods import Method
+from bilevax.deep.methods import ERM, Method
 from bilevax.deep.pixels import Images
 from bilevax.deep.settings import run_settings
 from bilevax.deep.stationarity import head_certificate, sentence

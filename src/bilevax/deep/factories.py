@@ -10,11 +10,8 @@ import numpy as np
 
 from bilevax.deep.bilevel import BilevelDRO
 from bilevax.deep.dominoes import dominoes
-from bilevax.deep.group_dro import ERM, GroupDRO
-from bilevax.deep.layers import Statistics
-from bilevax.deep.methods import Method
-from bilevax.deep.networks import Model, model
-from bilevax.deep.optimizers import Optimizer, direction
+from bilevax.deep.methods import ERM, GroupDRO, Method, Optimizer, direction
+from bilevax.deep.networks import Model, Statistics, model
 from bilevax.deep.pixels import Images, load
 from bilevax.deep.settings import Settings
 from bilevax.deep.tables import open_table

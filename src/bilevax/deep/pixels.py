@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,11 @@ import numpy as np
 from bilevax.arguments import positive, whole
 from bilevax.deep.cache import cache_file, opened, written
 from bilevax.deep.tables import SPLITS, ImageTable, group_counts
-from bilevax.deep.workers import in_order
 from bilevax.progress import Progress
 
 #: Images that are decoded as one piece of work when all are.
 _CHUNK = 64
+_MOST_THREADS = 16
 
 
 class ImageError(ValueError):
@@ -130,9 +132,8 @@ def load(
     side = round(size * table.margin)
     source = Source(table.name, tuple(map(str, table.files)), table.crop, side)
     shape = (len(table), side, side, 3)
-    pixels = None
-    if np.prod(shape, dtype=float) <= limit_gb * 1e9:
-        pixels = _all(source, shape, workers, None if cache is None else Path(cache))
+    fits = np.prod(shape, dtype=float) <= limit_gb * 1e9
+    pixels = _all(source, shape, workers, cache) if fits else None
     names = ("name", "label", "group", "split", "classes", "groups")
     shared = {name: getattr(table, name) for name in names}
     return Images(**shared, size=(int(size), int(size)), pixels=pixels, source=source)
@@ -153,20 +154,19 @@ def stream(
     if images.pixels is not None:
         return (images.decoded(batches[i]) for i in numbers)
     assert images.source is not None
-    return _decoded(images.source, batches, numbers, workers)
+    return _ahead(images.source, batches, numbers, workers)
 
 
-def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Path | None) -> np.ndarray:
+def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Any) -> np.ndarray:
     """All pixels: from the cache if it has them, and kept there if there is one."""
     kept = None
     if cache is not None:
-        kept = cache_file(cache, source.name, source.files, source.crop, source.side)
-        pixels = opened(kept, shape)
-        if pixels is not None:
+        kept = cache_file(Path(cache), source.name, source.files, source.crop, source.side)
+        if (pixels := opened(kept, shape)) is not None:
             return pixels
     starts = range(0, shape[0], _CHUNK)
     chunks = [np.arange(s, min(s + _CHUNK, shape[0])) for s in starts]
-    decoded = _decoded(source, chunks, range(len(chunks)), workers)
+    decoded = _ahead(source, chunks, range(len(chunks)), workers)
     progress = Progress(None, total=shape[0], unit="images", label=f"decoding {source.name}")
     with contextlib.closing(decoded), progress:
         if kept is not None:
@@ -176,6 +176,39 @@ def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Path | Non
             pixels[start : start + len(chunk)] = chunk
             progress.show(start + len(chunk))
     return pixels
+
+
+def _ahead(
+    source: Source, batches: Any, numbers: range, workers: int
+) -> Generator[np.ndarray, None, None]:
+    """The pixels of these batches, decoded ahead by grain's processes, or by threads.
+
+    Without grain there are as many threads as there would be processes; Pillow decodes without
+    holding Python's lock.
+    """
+    workers, threads = min(workers, len(numbers)), min(os.cpu_count() or 1, _MOST_THREADS)
+    if workers:
+        with contextlib.suppress(ImportError):
+            import grain.python as grain
+
+            return _by_processes(grain, _Work(source, batches), numbers, workers)
+    return _by_threads(source, batches, numbers, workers or threads)
+
+
+def _by_threads(
+    source: Source, batches: Any, numbers: range, threads: int
+) -> Generator[np.ndarray, None, None]:
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="bilevax-decode")
+    ahead: deque[Future[np.ndarray]] = deque()
+    try:
+        for i in numbers:
+            ahead.append(pool.submit(lambda i: source.decoded(batches[i]), i))
+            if len(ahead) > threads + 1:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -201,14 +234,32 @@ class _Work:
             return _Decoded(error)
 
 
-def _decoded(
-    source: Source, batches: Any, numbers: range, workers: int
+def _by_processes(
+    grain: Any, work: _Work, numbers: range, workers: int
 ) -> Generator[np.ndarray, None, None]:
-    results = in_order(_Work(source, batches), numbers, workers)
+    from absl import flags
+
+    # grain reads its flags, which only programs made with absl parse.
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    results = iter(
+        grain.MapDataset.range(numbers.start, numbers.stop)
+        .map(work)
+        .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
+        .mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2))
+    )
     try:
-        for result in results:
-            if isinstance(result.found, ImageError):
-                raise result.found
-            yield result.found
+        for _ in numbers:
+            try:
+                found = next(results).found
+            except RuntimeError as error:
+                raise ChildProcessError(
+                    f"a process that decodes images ended ({error}). In a script, the call must be "
+                    "under if __name__ == '__main__'. If memory is short, use fewer workers, or 0 "
+                    "for threads"
+                ) from None
+            if isinstance(found, ImageError):
+                raise found
+            yield found
     finally:
         results.close()

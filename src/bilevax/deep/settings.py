@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -24,6 +25,13 @@ SETTINGS = "settings.json"
 #: Settings that a resumed run may change: the steps it takes are the same. (The rows of the data
 #: are compared too. On an accelerator, other memory may mean another program, and rounding.)
 FREE = ("data", "out", "cache", "memory_gb", "workers", "patience", "save_every", "chunk")
+#: Which numbers a setting may be, if it is not None.
+CHECKS: tuple[tuple[Callable[[Any, str], None], str], ...] = (
+    (positive, "learning_rate rho smoothness diameter epsilon tau step_q memory_gb"),
+    (non_negative, "l2 theta adjustment momentum eta"),
+    (functools.partial(whole, least=1), "batch epochs iterations size chunk patience save_every"),
+    (functools.partial(whole, least=0), "seed workers"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,20 +119,10 @@ class Settings:
     def __post_init__(self):
         for name, value in vars(self).items():
             object.__setattr__(self, name, _checked(name, value))
-        for name in ("learning_rate", "rho", "smoothness", "diameter", "epsilon", "tau", "step_q"):
-            positive(getattr(self, name), name)
-        positive(self.memory_gb, "memory_gb")
-        for name in ("l2", "theta", "adjustment", "momentum"):
-            non_negative(getattr(self, name), name)
-        if self.eta is not None:
-            non_negative(self.eta, "eta")
-        for name in ("batch", "epochs", "iterations", "size", "chunk"):
-            whole(getattr(self, name), name, 1)
-        for name in ("patience", "save_every"):
-            if getattr(self, name) is not None:
-                whole(getattr(self, name), name, 1)
-        for name in ("seed", "workers"):
-            whole(getattr(self, name), name, 0)
+        for check, names in CHECKS:
+            for name in names.split():
+                if getattr(self, name) is not None:
+                    check(getattr(self, name), name)
         if self.seed >= 1 << 32:
             raise ValueError(f"seed must be less than 2³², not {self.seed}")
         if not 0 <= self.correlation <= 1:
@@ -158,13 +156,12 @@ class Settings:
 
 def from_dict(values: Mapping[str, Any], source: str) -> Settings:
     """Settings by name; refuses unknown names and values of a wrong type."""
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
-    unknown = [name for name in values if name.replace("-", "_") not in fields]
-    if unknown:
-        raise ValueError(f"{source}: there is no setting {unknown[0]!r}")
+    known = {field.name for field in dataclasses.fields(Settings)}
     given: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
+        if name not in known:
+            raise ValueError(f"{source}: there is no setting {key!r}")
         if name in given:
             raise ValueError(f"{source}: {name} is given twice")
         given[name] = value
@@ -211,8 +208,7 @@ def _checked(name: str, value: Any) -> Any:
             return float(value)
         if type(value) is kind or (choices and value in choices):
             return value
-    choices = get_args(hint) if get_origin(hint) is Literal else ()
-    allowed = f"; it is one of {', '.join(choices)}" if choices else ""
+    allowed = f"; it is one of {', '.join(get_args(hint))}" if get_origin(hint) is Literal else ""
     raise ValueError(f"{name} cannot be {value!r}{allowed}")
 
 

@@ -39,8 +39,7 @@ from jaxtyping import Array
 from bilevax.certificates import SampledCertificate, certify
 from bilevax.data import Levels, Stratified
 from bilevax.deep.bilevel import LEAST_ETA, BilevelDRO, BilevelState
-from bilevax.deep.group_dro import ERM, GroupDRO, WeightedState
-from bilevax.deep.methods import Method, cross_entropy, group_means
+from bilevax.deep.methods import ERM, GroupDRO, Method, WeightedState, cross_entropy, group_means
 from bilevax.deep.networks import scores
 from bilevax.deep.pixels import Images
 from bilevax.problems import BilevelProblem, MinimaxProblem, Point
