@@ -21,16 +21,10 @@ from bilevax.trees import Tree
 
 
 class InMemory(Source[State]):
-    """A source whose draws need no host, and that has all its samples at once."""
+    """A source that has all its samples at once."""
 
     arrays: eqx.AbstractVar[Tree]
     sharding: eqx.AbstractVar[Sharding | None]
-
-    def ready(self, state: State, count: int = 1) -> Array:
-        return jnp.asarray(True)
-
-    def refilled(self, state: State) -> State:
-        return state
 
     def everything(self) -> Tree:
         return self.arrays

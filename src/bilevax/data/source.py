@@ -38,17 +38,17 @@ class Source(eqx.Module, Generic[State]):
     def draw(self, state: State) -> tuple[State, Tree]:
         """The next minibatch; may be compiled. Only a state that is `ready` has one."""
 
-    @abc.abstractmethod
     def ready(self, state: State, count: int = 1) -> Array:
         """Whether `draw` has so many batches without the help of the host."""
+        return jnp.asarray(True)
 
-    @abc.abstractmethod
     def refilled(self, state: State) -> State:
         """On the host: the same position of the stream, with as many batches as the state holds."""
+        return state
 
-    @abc.abstractmethod
     def everything(self) -> Tree | None:
         """All samples as one batch; None if they are not in memory."""
+        return None
 
     def held_out(self, key: int) -> Source:
         """Where a certificate draws its minibatches, with `init(HELD_OUT + key)`.

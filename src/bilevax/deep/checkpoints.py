@@ -110,6 +110,7 @@ class Checkpoints:
             new.rename(place)
             _sync(self.folder)
             shutil.rmtree(old, ignore_errors=True)
+            self._prune({step, *earlier[-1:], *self._named()[:1]})
 
         try:
             _first(begin)
@@ -125,7 +126,6 @@ class Checkpoints:
                 raise OSError(errno.ENOSPC, f"{message}: free space there and resume") from error
             raise
         self._at = step
-        _first(lambda: self._prune(step, earlier))
 
     def last(self, like: Tree) -> Saved | None:
         """The last undamaged step, with the shapes and shardings of `like`; None without steps."""
@@ -210,8 +210,7 @@ class Checkpoints:
             else:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _prune(self, step: int, earlier: list[int]) -> None:
-        keep = {step, *earlier[-1:], *self._named()[:1]}
+    def _prune(self, keep: set[int]) -> None:
         for other in set(self.steps()) - keep:
             # Renamed first: a half-removed step must not look like a damaged one. What cannot be
             # removed now is tried again at the next save.
@@ -230,13 +229,12 @@ def _first(work: Callable[[], int | None]) -> int:
         except Exception as error:
             failure = error
     answer = np.asarray([failure is not None, found or 0], np.int32)
-    if jax.process_count() > 1:
-        answer = multihost_utils.broadcast_one_to_all(answer)  # a barrier too
+    failed, step = multihost_utils.broadcast_one_to_all(answer)  # a barrier too
     if failure is not None:
         raise failure
-    if answer[0]:
+    if failed:
         raise RuntimeError("process 0 could not write or read a checkpoint; its error says why")
-    return int(answer[1])
+    return int(step)
 
 
 # The arrays

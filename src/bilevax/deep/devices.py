@@ -29,10 +29,6 @@ class Devices:
     def count(self) -> int:
         return self.mesh.size
 
-    @property
-    def replicated(self) -> NamedSharding:
-        return NamedSharding(self.mesh, PartitionSpec())
-
     def everywhere(self, tree: Tree) -> Tree:
         """A copy of each array on every device."""
         return replicated(tree, self.mesh)
@@ -43,9 +39,7 @@ class Devices:
 
     def spread(self, rows: np.ndarray, axis: int = 0) -> Array:
         """An array that every process has whole, with its rows divided."""
-        return jax.make_array_from_callback(
-            rows.shape, self.sharding(axis), lambda index: rows[index]
-        )
+        return jax.make_array_from_callback(rows.shape, self.sharding(axis), rows.__getitem__)
 
     def own(self, count: int) -> slice:
         """Which of so many rows are for the devices of this process."""

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from bilevax.deep.batches import Rows
@@ -51,10 +50,7 @@ def evaluate(
     devices, same_groups = Devices(), list(images.groups) == about["groups"]
     counts = images.counts[0] if same_groups else np.ones(len(about["groups"]))
     method = method_of(settings, counts, 1)
-    begin = jax.eval_shape(lambda: method.init(model_of(settings, len(about["classes"]))))
-    like = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=devices.replicated), begin
-    )
+    like = devices.everywhere(method.init(model_of(settings, len(about["classes"]))))
     saved = getattr(checkpoints, checkpoint)(like)
     size = settings.batch * (2 if method.takes_validation else 1)  # as in training
     view = View(images.size, precision_of(settings), False, size)
@@ -92,10 +88,8 @@ def results_table(results: dict[str, Any]) -> str:
     names = ["average", "worst group", *results["groups"]]
     width = max(len(name) for name in names)
     lines = [f"{'':{width}}  " + "".join(f"{split:>12}" for split in SPLITS)]
-    columns = []
-    for split in SPLITS:
-        found = results["accuracy"][split]
-        columns.append([found["average"], found["worst"], *found["groups"]])
+    found = [results["accuracy"][split] for split in SPLITS]
+    columns = [[f["average"], f["worst"], *f["groups"]] for f in found]
     for name, *row in zip(names, *columns):
         lines.append(f"{name:{width}}  " + "".join(f"{100 * value:10.1f} %" for value in row))
     if results["stationarity"] is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from bilevax.deep.bilevel import BilevelDRO
 from bilevax.deep.dominoes import dominoes
 from bilevax.deep.methods import ERM, GroupDRO, Method, Optimizer, direction
-from bilevax.deep.networks import Model, Statistics, model
+from bilevax.deep.networks import Model, model
 from bilevax.deep.pixels import Images, load
 from bilevax.deep.settings import Settings
 from bilevax.deep.tables import open_table
@@ -59,25 +59,14 @@ def method_of(settings: Settings, counts: np.ndarray, steps: int, optimizer: Any
             number(s.learning_rate),
             number(steps) if s.schedule == "cosine" else None,
         )
-    statistics: Statistics = "batch" if s.batch_norm == "batch" else "running"
-    shared: dict[str, Any] = {"l2": number(s.l2), "statistics": statistics}
+    chosen = lambda *names: {name: number(getattr(s, name)) for name in names}
+    given: dict[str, Any] = {"optimizer": optimizer, **chosen("l2")}
+    given["statistics"] = "batch" if s.batch_norm == "batch" else "running"
     if s.method == "erm":
-        return ERM(optimizer, len(counts), **shared)
+        return ERM(groups=len(counts), **given)
+    first_eta = 1.0 if s.method == "bilevel" else 0.0
+    given["eta"] = number(first_eta if s.eta is None else s.eta)
     if s.method == "group-dro":
-        return GroupDRO(
-            optimizer,
-            number(counts),
-            eta=number(0.0 if s.eta is None else s.eta),
-            adjustment=number(s.adjustment),
-            step_q=number(s.step_q),
-            **shared,
-        )
-    names = ("rho", "smoothness", "diameter", "epsilon", "tau", "theta")
-    return BilevelDRO(
-        len(counts),
-        **{name: number(getattr(s, name)) for name in names},
-        eta=number(1.0 if s.eta is None else s.eta),
-        iterations=s.iterations,
-        optimizer=optimizer,
-        **shared,
-    )
+        return GroupDRO(counts=number(counts), **given, **chosen("adjustment", "step_q"))
+    given |= chosen("rho", "smoothness", "diameter", "epsilon", "tau", "theta")
+    return BilevelDRO(len(counts), iterations=s.iterations, **given)

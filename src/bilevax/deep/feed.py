@@ -33,7 +33,11 @@ class View:
     augment: bool
     train: int  # rows of a batch that are training rows
 
-    def batch(self, pixels: Array, label: Array, group: Array, key: Array) -> Batch:
+    def batch(self, rows: Any, seed: Array, number: Array) -> Batch:
+        """Batch `number` of pixels, labels and groups; the number and the seed set its crops."""
+        pixels, label, group = rows
+        # The seed's own key is that of the first parameters.
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 0x617567), number)
         given = pixels, self.size, jnp.dtype(self.dtype)
         images = augmented(key, *given) if self.augment else prepare(*given)
         return Batch(images, label, group, self.train)
@@ -89,13 +93,15 @@ class Feed:
         sent = self._from(first)
         for i in range(first, first + count):
             pixels, rows = next(sent), self.rows[i]
-            label, group = (
-                self.devices.spread(a[rows]) for a in (self.images.label, self.images.group)
-            )
-            batch = (self.devices.joined(pixels, len(rows)), label, group)
+            batch = self.devices.joined(pixels, len(rows)), *self._labels(rows)
             state = _step((method, batch, jnp.asarray(i), self.seed, self.view), state)
         self._open = first + count, sent
         return state
+
+    def _labels(self, rows: np.ndarray) -> tuple[Array, Array]:
+        """The labels and groups of some rows, divided among the devices."""
+        images, spread = self.images, self.devices.spread
+        return spread(images.label[rows]), spread(images.group[rows])
 
     def _from(self, first: int) -> Any:
         """A stream of this process's pixels from a batch on."""
@@ -150,19 +156,15 @@ class Feed:
         padded = np.concatenate([rows, np.full(-len(rows) % size, rows[-1], rows.dtype)])
         batches, spread = padded.reshape(-1, size), self.devices.spread
         view = dataclasses.replace(self.view, augment=False, train=size)
-        sent: Any = None
-        if self.resident is None:
+        if self.resident is not None:
+            pixels = ((self.resident[0], spread(batch)) for batch in batches)
+        else:
             own = [batch[self.devices.own(size)] for batch in batches]
             sent = stream(self.images, own, 0, len(batches), self.workers)
-        for i, batch in enumerate(batches):
-            if sent is not None:
-                pixels = self.devices.joined(next(sent), size), None
-            else:
-                assert self.resident is not None
-                pixels = self.resident[0], spread(batch)
+            pixels = ((self.devices.joined(part, size), None) for part in sent)
+        for i, (batch, taken) in enumerate(zip(batches, pixels)):
             inside = np.arange(size) + i * size < len(rows)
-            label, group = self.images.label[batch], self.images.group[batch]
-            yield pixels, spread(label), spread(group), spread(inside), view
+            yield taken, *self._labels(batch), spread(inside), view
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,29 +181,20 @@ class _Own:
 @eqx.filter_jit(donate="all-except-first")
 def _chunk(given: tuple, state: Any) -> Any:
     """Steps first … first + count − 1 as one loop; one compilation for every count."""
-    method, (pixels, label, group), numbers, count, first, seed, view, sharding = given
-    key = augmentation_key(seed)
+    method, arrays, numbers, count, first, seed, view, sharding = given
 
     def step(i: Array, state: Any) -> Any:
-        rows = numbers[i]
-        taken = [a.at[rows].get(mode="promise_in_bounds") for a in (pixels, label, group)]
+        taken = [a.at[numbers[i]].get(mode="promise_in_bounds") for a in arrays]
         taken = lax.with_sharding_constraint(taken, sharding)
-        return method.step(state, view.batch(*taken, jax.random.fold_in(key, first + i)))
+        return method.step(state, view.batch(taken, seed, first + i))
 
     return lax.fori_loop(0, count, step, state)
 
 
 @eqx.filter_jit(donate="all-except-first")
 def _step(given: tuple, state: Any) -> Any:
-    method, batch, number, seed, view = given
-    return method.step(
-        state, view.batch(*batch, jax.random.fold_in(augmentation_key(seed), number))
-    )
-
-
-def augmentation_key(seed: Array) -> Array:
-    """The key of crops and flips; the seed's own key is that of the first parameters."""
-    return jax.random.fold_in(jax.random.key(seed), 0x617567)
+    method, rows, number, seed, view = given
+    return method.step(state, view.batch(rows, seed, number))
 
 
 @eqx.filter_jit

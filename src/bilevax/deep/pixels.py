@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import zlib
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bilevax.arguments import positive, whole
-from bilevax.deep.cache import cache_file, opened, written
-from bilevax.deep.tables import SPLITS, ImageTable, group_counts
+from bilevax.arguments import positive, warn, whole
+from bilevax.deep.tables import SPLITS, Grouped, ImageTable
+from bilevax.files import replaced
 from bilevax.progress import Progress
 
 #: Images that are decoded as one piece of work when all are.
@@ -52,13 +54,13 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(Grouped):
     """A data set with its pixels, or with the files to decode them from."""
 
     name: str
     label: np.ndarray  # int32, a number in `classes`
-    group: np.ndarray  # int32, a number in `groups`
-    split: np.ndarray  # int8, a number in SPLITS
+    group: np.ndarray
+    split: np.ndarray
     classes: tuple[str, ...]
     groups: tuple[str, ...]
     size: tuple[int, int]  # height and width that the network sees
@@ -67,11 +69,6 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.label)
-
-    @property
-    def counts(self) -> np.ndarray:
-        """How many images each split (row) has of each group (column)."""
-        return group_counts(self.split, self.group, len(self.groups))
 
     def rows(self, split: str) -> np.ndarray:
         """The row numbers of a split."""
@@ -161,8 +158,8 @@ def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Any) -> np
     """All pixels: from the cache if it has them, and kept there if there is one."""
     kept = None
     if cache is not None:
-        kept = cache_file(Path(cache), source.name, source.files, source.crop, source.side)
-        if (pixels := opened(kept, shape)) is not None:
+        kept = _cache_file(Path(cache), source)
+        if (pixels := _opened(kept, shape)) is not None:
             return pixels
     starts = range(0, shape[0], _CHUNK)
     chunks = [np.arange(s, min(s + _CHUNK, shape[0])) for s in starts]
@@ -170,12 +167,70 @@ def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Any) -> np
     progress = Progress(None, total=shape[0], unit="images", label=f"decoding {source.name}")
     with contextlib.closing(decoded), progress:
         if kept is not None:
-            return written(kept, shape, decoded, progress)
+            return _written(kept, shape, decoded, progress)
         pixels = np.empty(shape, np.uint8)
         for start, chunk in zip(starts, decoded):
             pixels[start : start + len(chunk)] = chunk
             progress.show(start + len(chunk))
     return pixels
+
+
+def _cache_file(folder: Path, source: Source) -> Path:
+    """The name of the cache, which changes as soon as any image file does."""
+    digest = hashlib.sha256(repr((source.crop, source.side)).encode())
+    for file in source.files:
+        found = os.stat(file)
+        digest.update(repr((file, found.st_size, found.st_mtime_ns)).encode())
+    return folder / f"{source.name}-{source.side}-{digest.hexdigest()[:16]}.npy"
+
+
+def _opened(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The pixels of a cache that is whole; None if they must be decoded."""
+    if not path.exists():
+        return None
+    try:
+        pixels = np.load(path, mmap_mode="r", allow_pickle=False)
+        if pixels.shape != shape or pixels.dtype != np.uint8:
+            raise ValueError(f"it holds {pixels.dtype} of shape {pixels.shape}, not {shape}")
+        with open(path, "rb") as file:
+            file.seek(-4, os.SEEK_END)
+            kept, size = file.read(4), file.tell()
+        found = zlib.crc32(pixels).to_bytes(4, "big")
+        if size != pixels.offset + pixels.nbytes + 4 or kept != found:
+            raise ValueError("its bytes are not those that were written")
+    except (ValueError, OSError, EOFError, SyntaxError) as error:
+        warn(f"{path} is damaged ({error}); the images are decoded again", RuntimeWarning)
+        return None
+    return pixels
+
+
+def _written(
+    path: Path, shape: tuple[int, ...], chunks: Iterator[np.ndarray], progress: Progress
+) -> np.ndarray:
+    """Keep the pixels as an .npy file with a checksum behind them, and open it.
+
+    They are written to a file and not to mapped memory, where a full disk kills the process.
+    """
+    done = total = 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(path) as temporary, temporary.open("wb") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for chunk in chunks:
+                data = np.ascontiguousarray(chunk).data
+                file.write(data)
+                total = zlib.crc32(data, total)
+                done += len(chunk)
+                progress.show(done)
+            file.write(total.to_bytes(4, "big"))
+    except OSError as error:
+        size = np.prod(shape, dtype=float) / 1e9
+        raise OSError(
+            f"the cache {path} cannot be written: {error.strerror or error}. It needs {size:.1f} "
+            "GB; choose another folder, or none"
+        ) from error
+    return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def _ahead(

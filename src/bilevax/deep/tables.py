@@ -20,15 +20,30 @@ _CALLED = {"train": 0, "validation": 1, "val": 1, "test": 2, "0": 0, "1": 1, "2"
 _BINARY, _SIGN, _PART = {"0": 0, "1": 1}, {"-1": 0, "1": 1}, {"0": 0, "1": 1, "2": 2}
 
 
+class Grouped:
+    """Rows that each have a split and a group."""
+
+    group: np.ndarray  # int32, a number in `groups`
+    split: np.ndarray  # int8, a number in SPLITS
+    groups: Names
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many images each split (row) has of each group (column)."""
+        shape = (len(SPLITS), len(self.groups))
+        cells = np.ravel_multi_index((self.split, self.group), shape)
+        return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+
+
 @dataclass(frozen=True)
-class ImageTable:
+class ImageTable(Grouped):
     """A data set without its pixels."""
 
     name: str
     files: tuple[Path, ...]
     label: np.ndarray  # int32, a number in `classes`
-    group: np.ndarray  # int32, a number in `groups`
-    split: np.ndarray  # int8, a number in SPLITS
+    group: np.ndarray
+    split: np.ndarray
     classes: Names
     groups: Names
     crop: int | None = None  # the side of the centred square that is cut out first
@@ -36,17 +51,6 @@ class ImageTable:
 
     def __len__(self) -> int:
         return len(self.files)
-
-    @property
-    def counts(self) -> np.ndarray:
-        """How many images each split (row) has of each group (column)."""
-        return group_counts(self.split, self.group, len(self.groups))
-
-
-def group_counts(split: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
-    """How many images each split (row) has of each group (column)."""
-    cells = split.astype(np.int64) * groups + group
-    return np.bincount(cells, minlength=len(SPLITS) * groups).reshape(len(SPLITS), groups)
 
 
 def open_table(path: str | os.PathLike[str]) -> ImageTable:
@@ -188,21 +192,17 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]
         raise FileNotFoundError(f"there is no file {path}")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            header = [name.strip() for name in next(reader, [])]
+            reader = csv.DictReader(file, restval="")
+            reader.fieldnames = header = [name.strip() for name in reader.fieldnames or []]
             if not header:
                 raise ValueError("it is empty")
             for column in columns:
                 if header.count(column) != 1:
                     how = "more than one column" if column in header else "no column"
                     raise ValueError(f"it has {how} {column!r}; there are {', '.join(header)}")
-            places = [header.index(column) for column in columns]
             row = 0
             for values in reader:
-                if not values:
-                    continue
-                row = reader.line_num
-                found = [values[p].strip() if p < len(values) else "" for p in places]
+                row, found = reader.line_num, [values[column].strip() for column in columns]
                 if "" in found:
                     raise ValueError(f"row {row} has nothing in {columns[found.index('')]!r}")
                 yield row, found

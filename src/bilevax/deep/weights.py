@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,23 +22,14 @@ def load_encoder(encoder: Encoder, path: str | Path) -> Encoder:
 
     Files of torchvision's and timm's ResNets fit as they are. What does not fit is named.
     """
-    stored = _read(Path(path))
-    wanted = named_arrays(encoder)
-    unused = [
-        name
-        for name in stored
-        if name not in wanted and not name.startswith(OTHERS) and not name.endswith(COUNTER)
-    ]
+    stored, wanted = _read(Path(path)), named_arrays(encoder)
+    ignored = lambda name: name.startswith(OTHERS) or name.endswith(COUNTER)
+    unused = [name for name in stored if name not in wanted and not ignored(name)]
     missing = [name for name in wanted if name not in stored]
     if missing or unused:
-        raise ValueError(
-            f"{path} does not fit this network: "
-            + "; ".join(
-                f"{what} {few(names)}"
-                for what, names in (("it lacks", missing), ("the network has no", unused))
-                if names
-            )
-        )
+        both = {"it lacks": missing, "the network has no": unused}
+        wrong = "; ".join(f"{what} {few(names)}" for what, names in both.items() if names)
+        raise ValueError(f"{path} does not fit this network: {wrong}")
     for name, array in wanted.items():
         if stored[name].shape != array.shape:
             raise ValueError(
@@ -68,14 +58,12 @@ def save_model(model: Model, path: str | Path) -> None:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
 
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        with safe_open(path, framework="numpy") as file:
-            names = list(file.keys())  # which is no dict
-            stored: dict[str, Any] = {name: file.get_tensor(name) for name in names}
+        return load_file(path)
     except (SafetensorError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as safetensors: {error}") from None
-    return stored
