@@ -20,12 +20,13 @@ from bilevax.deep.networks import (
     Model,
     ResNet,
     encoder,
+    load_encoder,
     max_pool,
     model,
     named_arrays,
+    save_model,
     split,
 )
-from bilevax.deep.weights import load_encoder, save_model
 
 RUNNING = ("running_mean", "running_var")
 #: torchvision's totals, and those of its last layer: (features + 1)·1000.

@@ -7,9 +7,8 @@ gives each of two levels a stream of its own, `Host` reads any Python iterator.
 
 from bilevax.data.checks import DataError
 from bilevax.data.host import Host
-from bilevax.data.levels import LevelBatch, Levels
 from bilevax.data.memory import Arrays, Stratified, replicated
-from bilevax.data.source import Source
+from bilevax.data.source import LevelBatch, Levels, Source
 
 __all__ = [
     "Arrays",

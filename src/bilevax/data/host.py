@@ -124,8 +124,8 @@ class Host(Source[HostState]):
             return jnp.concatenate([old[:missing], old[used:], np.stack(new)])
 
         buffer = jax.tree.map(filled, state.buffer, *batches)
-        counts = (jnp.asarray(n, jnp.int32) for n in (missing, *position))
-        return HostState(buffer, *counts, state.drawn)
+        cursor, epoch, fetched = (jnp.asarray(n, jnp.int32) for n in (missing, *position))
+        return HostState(buffer, cursor, epoch, fetched, state.drawn)
 
     def held_out(self, key: int) -> Host:
         if self.others is None:

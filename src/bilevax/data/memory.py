@@ -16,11 +16,16 @@ from jaxtyping import Array
 from bilevax.arguments import whole
 from bilevax.data.checks import as_samples, check_groups, check_quotas
 from bilevax.data.shuffle import Shuffle
-from bilevax.data.source import Source, State, as_key
+from bilevax.data.source import Source, as_key
 from bilevax.trees import Tree
 
 
-class InMemory(Source[State]):
+class StreamState(eqx.Module):
+    stream: Shuffle  # of all samples, or one of each group
+    drawn: Array
+
+
+class InMemory(Source[StreamState]):
     """A source that has all its samples at once."""
 
     arrays: eqx.AbstractVar[Tree]
@@ -37,12 +42,7 @@ class InMemory(Source[State]):
         return lax.with_sharding_constraint(rows, self.sharding)
 
 
-class ArraysState(eqx.Module):
-    stream: Shuffle
-    drawn: Array
-
-
-class Arrays(InMemory[ArraysState]):
+class Arrays(InMemory):
     """Minibatches of samples in memory: each sample exactly once an epoch, in random order.
 
     `arrays` is a pytree of arrays, one row per sample. A batch is the next `batch` entries of the
@@ -62,22 +62,17 @@ class Arrays(InMemory[ArraysState]):
             raise ValueError(f"Arrays: batch must be at most the {count} samples, not {batch}")
         self.sharding = check_sharding(sharding, self.arrays, self.batch, "Arrays")
 
-    def init(self, key: Any) -> ArraysState:
-        return ArraysState(Shuffle.begin(as_key(key)[None]), jnp.zeros((), int))
+    def init(self, key: Any) -> StreamState:
+        return StreamState(Shuffle.begin(as_key(key)[None]), jnp.zeros((), int))
 
-    def draw(self, state: ArraysState) -> tuple[ArraysState, Tree]:
+    def draw(self, state: StreamState) -> tuple[StreamState, Tree]:
         count = jax.tree.leaves(self.arrays)[0].shape[0]
         sizes = jnp.asarray([count], jnp.int32)
         stream, indices = state.stream.take((self.batch,), sizes, count)
-        return ArraysState(stream, state.drawn + self.batch), self.rows(indices)
+        return StreamState(stream, state.drawn + self.batch), self.rows(indices)
 
 
-class StratifiedState(eqx.Module):
-    streams: Shuffle  # one of each group
-    drawn: Array
-
-
-class Stratified(InMemory[StratifiedState]):
+class Stratified(InMemory):
     """Minibatches with `per_group[g]` samples of group g each, in the order of the groups.
 
     `groups` holds one label 0, …, G−1 per sample. Each group has a stream of permutations of its
@@ -113,14 +108,14 @@ class Stratified(InMemory[StratifiedState]):
         self.batch = sum(self.per_group)
         self.sharding = check_sharding(sharding, self.arrays, self.batch, "Stratified")
 
-    def init(self, key: Any) -> StratifiedState:
+    def init(self, key: Any) -> StreamState:
         keys = jax.random.split(as_key(key), len(self.per_group))
-        return StratifiedState(Shuffle.begin(keys), jnp.zeros((), int))
+        return StreamState(Shuffle.begin(keys), jnp.zeros((), int))
 
-    def draw(self, state: StratifiedState) -> tuple[StratifiedState, Tree]:
-        streams, places = state.streams.take(self.per_group, self.sizes, self.members.size)
+    def draw(self, state: StreamState) -> tuple[StreamState, Tree]:
+        stream, places = state.stream.take(self.per_group, self.sizes, self.members.size)
         rows = self.rows(self.members[places])
-        return StratifiedState(streams, state.drawn + self.batch), rows
+        return StreamState(stream, state.drawn + self.batch), rows
 
 
 def check_sharding(sharding: Any, arrays: Tree, batch: int, owner: str) -> Sharding | None:

@@ -80,11 +80,9 @@ class Epochs:
 
 def copied(raw: Tree, here: str) -> Tree:
     """A batch as NumPy arrays of its own: an iterator may use its arrays again for the next."""
-
-    def leaf(path: tuple, value: Any) -> np.ndarray:
-        return np.array(numeric(value, f"{here}: batch{jax.tree_util.keystr(path)}"))
-
-    return jax.tree_util.tree_map_with_path(leaf, raw)
+    name = lambda path: f"{here}: batch{jax.tree_util.keystr(path)}"
+    own = lambda path, value: np.array(numeric(value, name(path)))
+    return jax.tree_util.tree_map_with_path(own, raw)
 
 
 def check_batch(batch: Tree, shapes: Tree, rows: int, here: str) -> None:

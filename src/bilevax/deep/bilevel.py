@@ -155,9 +155,18 @@ class BilevelDRO(Method[BilevelState]):
         iteration = (state.iteration + 1) % self.iterations
         moved = lambda new, old: jnp.where(iteration == 0, new, old)
         centre = state.centre and jax.tree.map(moved, x, state.centre)
-        encoder, kept = with_trained(encoder, x.x1), state.anchor
-        return BilevelState(
-            encoder, x.eta, x.y1, x.y2, y, slope, kept, centre, iteration, memory, loss
+        return dataclasses.replace(
+            state,
+            encoder=with_trained(encoder, x.x1),
+            eta=x.eta,
+            y1=x.y1,
+            y2=x.y2,
+            y=y,
+            slope=slope,
+            centre=centre,
+            iteration=iteration,
+            memory=memory,
+            loss=loss,
         )
 
     def _ascended(
@@ -169,8 +178,8 @@ class BilevelDRO(Method[BilevelState]):
         theta = jnp.where(state.iteration == 0, 0, self.theta)
         own, _ = jax.grad(self.value, argnums=1, has_aux=True)(at, state.y, batch)
         slope = jax.tree.map(lambda g, a, c: g - weight * (a - c), own, state.y, state.anchor)
-        stepped = lambda a, s, last: a + sigma * ((1 + theta) * s - theta * last)
-        y = jax.tree.map(stepped, state.y, slope, state.slope)
+        risen = lambda a, s, last: a + sigma * ((1 + theta) * s - theta * last)
+        y = jax.tree.map(risen, state.y, slope, state.slope)
         return Maximised(_to_simplex(y.x2), y.z1, _to_simplex(y.z2)), slope
 
     def _descended(self, x: Minimised, gradient: Minimised, memory: Any) -> tuple[Minimised, Any]:

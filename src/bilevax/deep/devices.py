@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -60,9 +58,3 @@ class Devices:
 def first() -> bool:
     """Whether this process is the one that writes and prints."""
     return jax.process_index() == 0
-
-
-def memory() -> float:
-    """Bytes of memory that a device has; infinite where it does not say."""
-    stats: dict[str, Any] | None = jax.local_devices()[0].memory_stats()
-    return float((stats or {}).get("bytes_limit", np.inf))

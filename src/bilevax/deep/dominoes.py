@@ -25,7 +25,8 @@ CLOTHES = (
     "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
 COAT, DRESS = 4, 3
-_SIDE, _PADDING = 28, 2
+_SIDE, _EDGE = 28, 2
+_AROUND = ((0, 0), (_EDGE, _EDGE), (_EDGE, _EDGE))
 
 
 def dominoes(
@@ -72,7 +73,7 @@ def dominoes(
         agree = round(share * (last - first))
         for y, d in itertools.product((0, 1), (0, 1)):
             part = slice(first, first + agree) if y == d else slice(first + agree, last)
-            pixels.append(_stacked(figures[d][part], clothes[y][part]))
+            pixels.append(np.concatenate([figures[d][part], clothes[y][part]], axis=1))
             codes += [(y, 2 * y + d, s)] * len(pixels[-1])
     label, group, split = np.array(codes, np.int32).reshape(-1, 3).T.copy()
     images = Images(
@@ -82,8 +83,8 @@ def dominoes(
         split=split.astype(np.int8),
         classes=tuple(CLOTHES[c] for c in classes),
         groups=tuple(f"{CLOTHES[c]} with {d}" for c in classes for d in digits),
-        size=(2 * (_SIDE + 2 * _PADDING), _SIDE + 2 * _PADDING),
-        pixels=np.concatenate(pixels),
+        size=(2 * (_SIDE + 2 * _EDGE), _SIDE + 2 * _EDGE),
+        pixels=np.repeat(np.concatenate(pixels)[..., None], 3, axis=-1),
     )
     for s, g in zip(*np.nonzero(images.counts == 0)):
         raise ValueError(
@@ -96,7 +97,7 @@ def dominoes(
 def _pools(
     folder: Path, kind: str, classes: tuple[int, int], digits: tuple[int, int], seed: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The pictures of each class and of each digit, shuffled."""
+    """The pictures of each class and of each digit, shuffled, with an edge of zeros."""
     both: tuple[list[np.ndarray], list[np.ndarray]] = [], []
     for number, (name, wanted) in enumerate((("fashion-mnist", classes), ("mnist", digits))):
         pictures = read_idx(folder / name / f"{kind}-images-idx3-ubyte", 3)
@@ -110,24 +111,12 @@ def _pools(
             rows = np.flatnonzero(labels == label)
             if not len(rows):
                 raise ValueError(f"{folder / name}: no picture of {kind} has the label {label}")
-            order = shuffled(len(rows), seed, number, int(label), kind == "train")
-            both[number].append(pictures[rows[order]])
+            # NumPy keeps the bits of its generators from version to version, but not what it makes
+            # of them: sorted bits are a permutation that every version draws alike.
+            seeds = np.random.SeedSequence((seed, number, int(label), kind == "train"))
+            order = np.argsort(np.random.PCG64(seeds).random_raw(len(rows)), kind="stable")
+            both[number].append(np.pad(pictures[rows[order]], _AROUND))
     return both
-
-
-def shuffled(count: int, *seed: int) -> np.ndarray:
-    """A permutation of 0, …, count − 1 that every version of NumPy draws alike.
-
-    NumPy keeps the bits of its generators, but not what it makes of them.
-    """
-    bits = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(count)
-    return np.argsort(bits, kind="stable")
-
-
-def _stacked(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    around = ((0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING))
-    grey = np.concatenate([np.pad(above, around), np.pad(below, around)], axis=1)
-    return np.repeat(grey[..., None], 3, axis=-1)
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:

@@ -8,14 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bilevax.deep.batches import Rows
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices, first
-from bilevax.deep.factories import images_of, method_of, model_of, precision_of
-from bilevax.deep.feed import Feed, View
+from bilevax.deep.feed import Feed, Rows, View
 from bilevax.deep.methods import ERM, Method
 from bilevax.deep.pixels import Images
-from bilevax.deep.settings import run_settings
+from bilevax.deep.settings import images_of, method_of, model_of, precision_of, run_settings
 from bilevax.deep.stationarity import head_certificate, sentence
 from bilevax.deep.tables import SPLITS
 

@@ -77,9 +77,14 @@ def cross_entropy(logits: Array, label: Array) -> Array:
     return jax.nn.logsumexp(logits, axis=1) - own
 
 
+def membership(group: Array, groups: int) -> Array:
+    """1 where a row is of a group, [rows, groups]."""
+    return jax.nn.one_hot(group, groups, dtype=jnp.float32)
+
+
 def group_means(values: Array, group: Array, groups: int) -> Array:
     """The mean of each group's rows; 0 for a group without any."""
-    member = (group[:, None] == jnp.arange(groups, dtype=group.dtype)[None, :]).astype(jnp.float32)
+    member = membership(group, groups)
     return jnp.matmul(values, member, precision="highest") / jnp.maximum(member.sum(axis=0), 1)
 
 

@@ -1,6 +1,7 @@
-"""Encoders: images to features, in the layout of torchvision and with its names.
+"""Encoders, images to features, and files of their weights.
 
-Images are [batch, height, width, channels]. Fields are named as torchvision names parameters.
+Images are [batch, height, width, channels]. Fields, and the keys of `.safetensors` files, are named
+as torchvision and timm name them.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from bilevax.deep.tables import few
+from bilevax.files import replaced
 from bilevax.trees import Tree
 
 #: Whose mean and variance a batch is normalised with: its own, or those collected so far.
@@ -272,19 +277,66 @@ def model(name: str, classes: int, key: Array) -> Model:
 
 def named_arrays(tree: Tree) -> dict[str, Array]:
     """All arrays by the names of torchvision: `layer1.0.conv1.weight`."""
-    return {
-        ".".join(_part(key) for key in path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def _part(key: Any) -> str:
-    return str(key.name if isinstance(key, jax.tree_util.GetAttrKey) else key.idx)
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in named}
 
 
 def split(tree: Tree) -> tuple[Tree, Tree]:
     """What is trained, and the running statistics of batch norm; `eqx.combine` joins them."""
-    trained = jax.tree_util.tree_map_with_path(
-        lambda path, _: not _part(path[-1]).startswith("running_"), tree
-    )
-    return eqx.partition(tree, trained)
+    last = lambda path: jax.tree_util.keystr(path[-1:], simple=True)
+    trained = lambda path, _: not last(path).startswith("running_")
+    return eqx.partition(tree, jax.tree_util.tree_map_with_path(trained, tree))
+
+
+#: Keys of their files that an encoder has no use for: the last layer, and counters of batches.
+OTHERS = ("fc.", "classifier.")
+COUNTER = ".num_batches_tracked"
+
+
+def load_encoder(encoder: Encoder, path: str | Path) -> Encoder:
+    """The same encoder with the weights of a file, which must have every one of its keys.
+
+    Files of torchvision's and timm's ResNets fit as they are. What does not fit is named.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        stored = load_file(path)
+    except (SafetensorError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read as safetensors: {error}") from None
+    wanted = named_arrays(encoder)
+    ignored = lambda name: name.startswith(OTHERS) or name.endswith(COUNTER)
+    unused = [name for name in stored if name not in wanted and not ignored(name)]
+    missing = [name for name in wanted if name not in stored]
+    if missing or unused:
+        both = {"it lacks": missing, "the network has no": unused}
+        wrong = "; ".join(f"{what} {few(names)}" for what, names in both.items() if names)
+        raise ValueError(f"{path} does not fit this network: {wrong}")
+    for name, array in wanted.items():
+        if stored[name].shape != array.shape:
+            raise ValueError(
+                f"{path}: {name} has the shape {list(stored[name].shape)}, but this network's is "
+                f"{list(array.shape)}"
+            )
+        if stored[name].dtype.kind == "c":
+            raise ValueError(f"{path}: {name} is of {stored[name].dtype}, not of real numbers")
+        with np.errstate(over="ignore"):
+            stored[name] = stored[name].astype(np.float32)
+        if not np.isfinite(stored[name]).all():
+            raise ValueError(f"{path}: {name} has NaN or infinity")
+        if name.endswith("running_var") and (stored[name] < 0).any():
+            raise ValueError(f"{path}: {name} has negative variances")
+    leaves = [jnp.asarray(stored[name]) for name in wanted]
+    return jax.tree.unflatten(jax.tree.structure(encoder), leaves)
+
+
+def save_model(model: Model, path: str | Path) -> None:
+    """Write the encoder, and the head as `fc.weight`."""
+    from safetensors.numpy import save_file
+
+    arrays = {name: np.asarray(a) for name, a in named_arrays(model.encoder).items()}
+    with replaced(path) as temporary:
+        save_file({**arrays, "fc.weight": np.asarray(model.head)}, temporary)

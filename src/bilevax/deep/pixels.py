@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,9 +20,10 @@ from bilevax.deep.tables import SPLITS, Grouped, ImageTable
 from bilevax.files import replaced
 from bilevax.progress import Progress
 
+Pixels: TypeAlias = Generator[np.ndarray, None, None]
 #: Images that are decoded as one piece of work when all are.
 _CHUNK = 64
-_MOST_THREADS = 16
+_WHOLE = slice(None)
 
 
 class ImageError(ValueError):
@@ -137,21 +138,21 @@ def load(
 
 
 def stream(
-    images: Images, batches: Any, first: int, count: int, workers: int = 0
-) -> Generator[np.ndarray, None, None]:
+    images: Images, batches: Any, first: int, count: int, workers: int = 0, part: slice = _WHOLE
+) -> Pixels:
     """The pixels of the batches first, …, first + count − 1, in order.
 
-    `batches[i]` are the rows of batch i. Images that are not decoded yet are decoded ahead, in
-    `workers` processes or in threads of this one.
+    `batches[i]` are the rows of batch i, of which `part` is wanted. Images that are not decoded yet
+    are decoded ahead, in `workers` processes or in threads of this one.
     """
     whole(first, "first", 0)
     whole(count, "count", 0)
     whole(workers, "workers", 0)
     numbers = range(first, first + count)
     if images.pixels is not None:
-        return (images.decoded(batches[i]) for i in numbers)
+        return (images.decoded(batches[i][part]) for i in numbers)
     assert images.source is not None
-    return _ahead(images.source, batches, numbers, workers)
+    return _ahead(_Work(images.source, batches, part), numbers, workers)
 
 
 def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Any) -> np.ndarray:
@@ -161,17 +162,16 @@ def _all(source: Source, shape: tuple[int, ...], workers: int, cache: Any) -> np
         kept = _cache_file(Path(cache), source)
         if (pixels := _opened(kept, shape)) is not None:
             return pixels
-    starts = range(0, shape[0], _CHUNK)
-    chunks = [np.arange(s, min(s + _CHUNK, shape[0])) for s in starts]
-    decoded = _ahead(source, chunks, range(len(chunks)), workers)
+    chunks = np.split(np.arange(shape[0]), range(_CHUNK, shape[0], _CHUNK))
+    decoded = _ahead(_Work(source, chunks, _WHOLE), range(len(chunks)), workers)
     progress = Progress(None, total=shape[0], unit="images", label=f"decoding {source.name}")
     with contextlib.closing(decoded), progress:
         if kept is not None:
             return _written(kept, shape, decoded, progress)
         pixels = np.empty(shape, np.uint8)
-        for start, chunk in zip(starts, decoded):
-            pixels[start : start + len(chunk)] = chunk
-            progress.show(start + len(chunk))
+        for rows, chunk in zip(chunks, decoded):
+            pixels[rows] = chunk
+            progress.show(int(rows[-1]) + 1)
     return pixels
 
 
@@ -233,39 +233,6 @@ def _written(
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def _ahead(
-    source: Source, batches: Any, numbers: range, workers: int
-) -> Generator[np.ndarray, None, None]:
-    """The pixels of these batches, decoded ahead by grain's processes, or by threads.
-
-    Without grain there are as many threads as there would be processes; Pillow decodes without
-    holding Python's lock.
-    """
-    workers, threads = min(workers, len(numbers)), min(os.cpu_count() or 1, _MOST_THREADS)
-    if workers:
-        with contextlib.suppress(ImportError):
-            import grain.python as grain
-
-            return _by_processes(grain, _Work(source, batches), numbers, workers)
-    return _by_threads(source, batches, numbers, workers or threads)
-
-
-def _by_threads(
-    source: Source, batches: Any, numbers: range, threads: int
-) -> Generator[np.ndarray, None, None]:
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="bilevax-decode")
-    ahead: deque[Future[np.ndarray]] = deque()
-    try:
-        for i in numbers:
-            ahead.append(pool.submit(lambda i: source.decoded(batches[i]), i))
-            if len(ahead) > threads + 1:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 @dataclass(frozen=True)
 class _Decoded:
     """A batch, or the error that stopped its decoding, as a process hands it over.
@@ -279,19 +246,52 @@ class _Decoded:
 
 @dataclass(frozen=True)
 class _Work:
+    """The decoding of batches, or of a part of each; a call is what a process does."""
+
     source: Source
     batches: Any
+    part: slice
+
+    def pixels(self, i: int) -> np.ndarray:
+        return self.source.decoded(self.batches[i][self.part])
 
     def __call__(self, i: int) -> _Decoded:
         try:
-            return _Decoded(self.source.decoded(self.batches[i]))
+            return _Decoded(self.pixels(i))
         except ImageError as error:
             return _Decoded(error)
 
 
-def _by_processes(
-    grain: Any, work: _Work, numbers: range, workers: int
-) -> Generator[np.ndarray, None, None]:
+def _ahead(work: _Work, numbers: range, workers: int) -> Pixels:
+    """The pixels of these batches, decoded ahead by grain's processes, or by threads.
+
+    Without grain there are as many threads as there would be processes; Pillow decodes without
+    holding Python's lock.
+    """
+    workers, threads = min(workers, len(numbers)), min(os.cpu_count() or 1, 16)
+    if workers:
+        with contextlib.suppress(ImportError):
+            import grain.python as grain
+
+            return _by_processes(grain, work, numbers, workers)
+    return _by_threads(work, numbers, workers or threads)
+
+
+def _by_threads(work: _Work, numbers: range, threads: int) -> Pixels:
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="bilevax-decode")
+    ahead: deque[Future[np.ndarray]] = deque()
+    try:
+        for i in numbers:
+            ahead.append(pool.submit(work.pixels, i))
+            if len(ahead) > threads + 1:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _by_processes(grain: Any, work: _Work, numbers: range, workers: int) -> Pixels:
     from absl import flags
 
     # grain reads its flags, which only programs made with absl parse.

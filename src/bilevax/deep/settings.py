@@ -1,4 +1,5 @@
-"""All settings of a training run, as flags, as a file and as a Python object."""
+"""All settings of a training run, as flags, as a file and as a Python object; and the data, the
+network and the method that they name."""
 
 from __future__ import annotations
 
@@ -11,14 +12,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import tyro
 
 from bilevax.arguments import non_negative, positive, whole
-from bilevax.deep.networks import ENCODERS
+from bilevax.deep.bilevel import BilevelDRO
+from bilevax.deep.dominoes import dominoes
+from bilevax.deep.methods import ERM, GroupDRO, Method, Optimizer, direction
+from bilevax.deep.networks import ENCODERS, Model, load_encoder, model
+from bilevax.deep.pixels import Images, load
+from bilevax.deep.tables import open_table
 
 Network = Literal["cnn", "resnet18", "resnet34", "resnet50"]
 MethodName = Literal["bilevel", "group-dro", "erm"]
+METHODS: dict[str, type[Method]] = {"bilevel": BilevelDRO, "group-dro": GroupDRO, "erm": ERM}
 assert get_args(Network) == tuple(ENCODERS)
+assert get_args(MethodName) == tuple(METHODS)
 
 #: The file of a run's settings in its folder.
 SETTINGS = "settings.json"
@@ -222,3 +233,49 @@ def check_same_run(settings: Settings) -> None:
                 f"{settings.out} was made with {name} = {saved[name]!r}, not {value!r}: resume it "
                 "with its own settings, or train into another folder"
             )
+
+
+def images_of(settings: Settings) -> Images:
+    """The data set, by the layout of its folder."""
+    s, path = settings, settings.data
+    if (path / "mnist").is_dir() and (path / "fashion-mnist").is_dir():
+        return dominoes(path, s.correlation, seed=s.seed)
+    ways = {"workers": s.workers, "cache": s.cache, "limit_gb": s.memory_gb}
+    return load(open_table(path), s.size, **ways)
+
+
+def model_of(settings: Settings, classes: int) -> Model:
+    """The network before the first step."""
+    made = model(settings.network, classes, jax.random.key(settings.seed))
+    if settings.weights is None:
+        return made
+    return Model(load_encoder(made.encoder, settings.weights), made.head)
+
+
+def precision_of(settings: Settings) -> Literal["bfloat16", "float32"]:
+    if settings.precision != "auto":
+        return settings.precision
+    return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
+def method_of(settings: Settings, counts: np.ndarray, steps: int, optimizer: Any = None) -> Method:
+    """The method with its constants as arrays, so that one program serves them all.
+
+    `counts` are the training rows of each group, `steps` the steps of the whole run; `optimizer`
+    replaces the one that the settings name.
+    """
+    s, number = settings, lambda value: jnp.asarray(value, jnp.float32)
+    if optimizer is None and s.optimizer != "none":
+        fall = number(steps) if s.schedule == "cosine" else None
+        optimizer = Optimizer(direction(s.optimizer, s.momentum), number(s.learning_rate), fall)
+    chosen: Any = lambda *names: {name: number(getattr(s, name)) for name in names}
+    given: dict[str, Any] = {"optimizer": optimizer, **chosen("l2")}
+    given["statistics"] = "batch" if s.batch_norm == "batch" else "running"
+    if s.method == "erm":
+        return ERM(groups=len(counts), **given)
+    first_eta = 1.0 if s.method == "bilevel" else 0.0
+    given["eta"] = number(first_eta if s.eta is None else s.eta)
+    if s.method == "group-dro":
+        return GroupDRO(counts=number(counts), **given, **chosen("adjustment", "step_q"))
+    given |= chosen("rho", "smoothness", "diameter", "epsilon", "tau", "theta")
+    return BilevelDRO(len(counts), iterations=s.iterations, **given)

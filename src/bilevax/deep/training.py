@@ -17,16 +17,22 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from bilevax.deep.batches import Rows
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices, first
 from bilevax.deep.evaluation import judged_on_all
-from bilevax.deep.factories import METHODS, images_of, method_of, model_of, precision_of
-from bilevax.deep.feed import Feed, View
-from bilevax.deep.networks import Model
+from bilevax.deep.feed import Feed, Rows, View
+from bilevax.deep.networks import Model, save_model
 from bilevax.deep.pixels import Images
-from bilevax.deep.settings import SETTINGS, Settings, check_same_run
-from bilevax.deep.weights import save_model
+from bilevax.deep.settings import (
+    METHODS,
+    SETTINGS,
+    Settings,
+    check_same_run,
+    images_of,
+    method_of,
+    model_of,
+    precision_of,
+)
 from bilevax.files import write_json
 from bilevax.progress import Progress
 
@@ -158,7 +164,8 @@ class Run:
     def epochs(self, log: Log, asked: threading.Event) -> None:
         """Take all steps that are left, or stop early when patience runs out."""
         stops = (self.per_epoch, self.settings.save_every or self.per_epoch)
-        while self.step < self.total and not self._out_of_patience():
+        patience = self.settings.patience or self.total
+        while self.step < self.total and self._since_best() < patience:
             saved = self.step
             end = min((saved // every + 1) * every for every in stops)
             while self.step < end and not any_of(asked):
@@ -204,10 +211,6 @@ class Run:
         """Epochs since the best worst group; among equals the first is the best."""
         worst = [epoch["validation"]["worst"] for epoch in self.history]
         return len(worst) - 1 - int(np.argmax(worst)) if worst else 0
-
-    def _out_of_patience(self) -> bool:
-        patience = self.settings.patience
-        return patience is not None and self._since_best() >= patience
 
     def _save(self, best: bool) -> None:
         about = {
