@@ -10,15 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from bilevax.deep.methods import (
-    Batch,
-    Method,
-    cross_entropy,
-    encoded,
-    group_means,
-    stepped,
-    with_trained,
-)
+from bilevax.deep.methods import Batch, Method, cross_entropy, encoded, group_means, stepped
 from bilevax.deep.networks import Model, Statistics, scores, split
 from bilevax.terms import Simplex
 
@@ -157,7 +149,7 @@ class BilevelDRO(Method[BilevelState]):
         centre = state.centre and jax.tree.map(moved, x, state.centre)
         return dataclasses.replace(
             state,
-            encoder=with_trained(encoder, x.x1),
+            encoder=eqx.combine(x.x1, split(encoder)[1]),  # which has the new statistics
             eta=x.eta,
             y1=x.y1,
             y2=x.y2,

@@ -94,11 +94,6 @@ def stepped(optimizer: Any, gradient: Tree, memory: Any, at: Tree) -> tuple[Tree
     return jax.tree.map(lambda a, d: a + d.astype(a.dtype), at, change), memory
 
 
-def with_trained(encoder: Encoder, trained: Tree) -> Encoder:
-    """The encoder with these parameters and its own running statistics."""
-    return eqx.combine(trained, split(encoder)[1])
-
-
 class Optimizer(eqx.Module):
     """−rate·d with the direction d of an optax transformation.
 
@@ -172,7 +167,8 @@ class Weighted(Method[WeightedState]):
         at = (split(state.encoder)[0], state.head)
         gradient = jax.tree.map(lambda g, a: g + self.l2 * a, (pull(of_features), of_head), at)
         (trained, head), memory = stepped(self.optimizer, gradient, state.memory, at)
-        return WeightedState(with_trained(encoder, trained), head, weights, memory, loss)
+        encoder = eqx.combine(trained, split(encoder)[1])  # which has the new statistics
+        return WeightedState(encoder, head, weights, memory, loss)
 
 
 class ERM(Weighted):
