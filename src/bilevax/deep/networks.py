@@ -288,7 +288,7 @@ def split(tree: Tree) -> tuple[Tree, Tree]:
     return eqx.partition(tree, jax.tree_util.tree_map_with_path(trained, tree))
 
 
-#: Keys of their files that an encoder has no use for: the last layer, and counters of batches.
+#: Keys of a file that an encoder has no use for: of the last layer, and counters of batches.
 OTHERS = ("fc.", "classifier.")
 COUNTER = ".num_batches_tracked"
 
