@@ -24,10 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax.deep.bilevel import BilevelDRO
-from bilevax.deep.group_dro import ERM, GroupDRO
-from bilevax.deep.methods import Batch
+from bilevax.deep.methods import ERM, Batch, GroupDRO, Optimizer, direction
 from bilevax.deep.networks import model
-from bilevax.deep.optimizers import Optimizer, direction
 
 #: What a kernel's name says of its work; the first that fits counts.
 KINDS = (

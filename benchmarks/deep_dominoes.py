@@ -29,10 +29,9 @@ import jax
 import numpy as np
 
 from bilevax.deep import Images, Settings, dominoes
-from bilevax.deep.batches import Rows
 from bilevax.deep.devices import Devices
-from bilevax.deep.factories import METHODS, method_of, model_of, precision_of
-from bilevax.deep.feed import Feed, View
+from bilevax.deep.feed import Feed, Rows, View
+from bilevax.deep.settings import METHODS, method_of, model_of, precision_of
 from deep_tables import chosen, mean
 
 RATES = (0.003, 0.01, 0.03, 0.1)

@@ -12,10 +12,8 @@ from jaxtyping import Array
 
 import deep_transcription as reference
 from bilevax.deep.bilevel import BilevelDRO
-from bilevax.deep.group_dro import ERM, GroupDRO
-from bilevax.deep.layers import Statistics
-from bilevax.deep.methods import Batch, cross_entropy, encoded, group_means
-from bilevax.deep.networks import CNN, Encoder, Model
+from bilevax.deep.methods import ERM, Batch, GroupDRO, cross_entropy, encoded, group_means
+from bilevax.deep.networks import CNN, Encoder, Model, Statistics
 
 GROUPS, CLASSES, SIDE, FEATURES = 3, 4, 2, 5
 CALLS = []  # of Linear, by Python

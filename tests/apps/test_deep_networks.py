@@ -10,20 +10,23 @@ import pytest
 
 import deep_transcription as reference
 from bilevax.deep import networks
-from bilevax.deep.layers import BatchNorm, Conv, max_pool
 from bilevax.deep.methods import encoded
 from bilevax.deep.networks import (
     BASIC,
     BOTTLENECK,
     CNN,
+    BatchNorm,
+    Conv,
     Model,
     ResNet,
     encoder,
+    load_encoder,
+    max_pool,
     model,
     named_arrays,
+    save_model,
     split,
 )
-from bilevax.deep.weights import load_encoder, save_model
 
 RUNNING = ("running_mean", "running_var")
 #: torchvision's totals, and those of its last layer: (features + 1)·1000.

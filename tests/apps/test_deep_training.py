@@ -32,13 +32,11 @@ from bilevax.deep import (
     training,
 )
 from bilevax.deep import checkpoints as checkpoints_module
-from bilevax.deep.batches import Rows
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices
-from bilevax.deep.factories import METHODS, images_of, method_of, model_of
-from bilevax.deep.feed import Feed, View
-from bilevax.deep.optimizers import direction
-from bilevax.deep.settings import from_dict, read_settings
+from bilevax.deep.feed import Feed, Rows, View
+from bilevax.deep.methods import direction
+from bilevax.deep.settings import METHODS, from_dict, images_of, method_of, model_of, read_settings
 from bilevax.deep.tables import SPLITS
 from bilevax.deep.training import Run
 from deep_runs import COUNTS, arrays, same, settings, small_cnn, write_images

@@ -22,7 +22,7 @@ from bilevax.data import Arrays, DataError, Host, LevelBatch, Levels, Source, St
 from bilevax.data.checks import numeric
 from bilevax.data.shuffle import permuted
 from bilevax.data.source import as_key
-from bilevax.deep.batches import Batches
+from bilevax.deep.feed import Batches
 
 GROUPS = np.array([0, 2, 1, 1, 2, 1, 1, 0, 1, 1, 2])  # sizes 2, 6, 3
 

@@ -11,9 +11,8 @@ from safetensors.numpy import load_file
 
 from bilevax.deep import Settings
 from bilevax.deep.checkpoints import Checkpoints
-from bilevax.deep.factories import images_of
 from bilevax.deep.networks import CNN
-from bilevax.deep.settings import run_settings
+from bilevax.deep.settings import images_of, run_settings
 from bilevax.deep.training import Run
 
 SIDE = 8

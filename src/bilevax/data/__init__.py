@@ -6,12 +6,9 @@ gives each of two levels a stream of its own, `Host` reads any Python iterator.
 """
 
 from bilevax.data.checks import DataError
-from bilevax.data.devices import replicated
 from bilevax.data.host import Host
-from bilevax.data.levels import LevelBatch, Levels
-from bilevax.data.memory import Arrays
-from bilevax.data.source import Source
-from bilevax.data.stratified import Stratified
+from bilevax.data.memory import Arrays, Stratified, replicated
+from bilevax.data.source import LevelBatch, Levels, Source
 
 __all__ = [
     "Arrays",

@@ -85,36 +85,28 @@ class Host(Source[HostState]):
             whole(batches_per_epoch, "Host: batches_per_epoch", 1)
             batches_per_epoch = int(batches_per_epoch)
         check_make(make, "make")
+        self.others = LaterEpochs(make, HELD_OUT) if callable(make) else None
         if held_out is not None:
             check_make(held_out, "held_out")
             if not callable(held_out):
                 raise TypeError("Host: held_out must be a function held_out(epoch)")
+            self.others = LaterEpochs(held_out, 0)
         self.batch, self.buffer = int(batch), int(buffer)
         epochs = Epochs(make, self.batch, batches_per_epoch)
         self.reader = Reader(epochs, self.buffer, shapes_of(example, self.batch))
-        if held_out is not None:
-            self.others = LaterEpochs(held_out, 0)
-        else:
-            self.others = LaterEpochs(make, HELD_OUT) if callable(make) else None
 
     def init(self, key: Any) -> HostState:
         as_key(key)
         empty = lambda s: jnp.zeros((self.buffer, *s.shape), s.dtype)
-        zero = jnp.zeros((), jnp.int32)
-        return HostState(
-            buffer=jax.tree.map(empty, self.reader.shapes()),
-            cursor=jnp.asarray(self.buffer, jnp.int32),
-            epoch=zero,
-            fetched=zero,
-            drawn=jnp.zeros((), int),
-        )
+        buffer, zero = jax.tree.map(empty, self.reader.shapes()), jnp.zeros((), jnp.int32)
+        cursor = jnp.asarray(self.buffer, jnp.int32)
+        return HostState(buffer, cursor, epoch=zero, fetched=zero, drawn=jnp.zeros((), int))
 
     def draw(self, state: HostState) -> tuple[HostState, Tree]:
         # After the last batch come NaNs, which show; the last batch again would not.
         batch = jax.tree.map(lambda b: b.at[state.cursor].get(mode="fill"), state.buffer)
         cursor = jnp.minimum(state.cursor + 1, self.buffer)
-        drawn = state.drawn + self.batch
-        return HostState(state.buffer, cursor, state.epoch, state.fetched, drawn), batch
+        return dataclasses.replace(state, cursor=cursor, drawn=state.drawn + self.batch), batch
 
     def ready(self, state: HostState, count: int = 1) -> Array:
         return state.cursor + count <= self.buffer
@@ -125,19 +117,15 @@ class Host(Source[HostState]):
             return state
         shapes = jax.tree.map(lambda b: jax.ShapeDtypeStruct(b.shape[1:], b.dtype), state.buffer)
         position = int(state.epoch), int(state.fetched)
-        batches, (epoch, fetched) = self.reader.take(position, used, shapes)
+        batches, position = self.reader.take(position, used, shapes)
         missing = used - len(batches)  # those that cannot be read; the others come first
 
         def filled(old: Array, *new: np.ndarray) -> Array:
             return jnp.concatenate([old[:missing], old[used:], np.stack(new)])
 
-        return HostState(
-            buffer=jax.tree.map(filled, state.buffer, *batches),
-            cursor=jnp.asarray(missing, jnp.int32),
-            epoch=jnp.asarray(epoch, jnp.int32),
-            fetched=jnp.asarray(fetched, jnp.int32),
-            drawn=state.drawn,
-        )
+        buffer = jax.tree.map(filled, state.buffer, *batches)
+        cursor, epoch, fetched = (jnp.asarray(n, jnp.int32) for n in (missing, *position))
+        return HostState(buffer, cursor, epoch, fetched, state.drawn)
 
     def held_out(self, key: int) -> Host:
         if self.others is None:
@@ -149,9 +137,6 @@ class Host(Source[HostState]):
         make = LaterEpochs(self.others.make, self.others.first + EPOCHS_APART * key)
         check_shuffled(make)
         return Host(make, batch=self.batch, example=self.reader.shapes(), buffer=self.buffer)
-
-    def everything(self) -> None:
-        return None
 
 
 def check_make(make: Any, name: str) -> None:

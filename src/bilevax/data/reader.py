@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
+import queue
+import threading
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -12,7 +15,6 @@ import jax
 import numpy as np
 
 from bilevax.data.checks import DataError, check_finite, numeric
-from bilevax.data.prefetch import Prefetch
 from bilevax.trees import Tree
 
 # An epoch, and how many of its batches have been read.
@@ -78,11 +80,9 @@ class Epochs:
 
 def copied(raw: Tree, here: str) -> Tree:
     """A batch as NumPy arrays of its own: an iterator may use its arrays again for the next."""
-
-    def leaf(path: tuple, value: Any) -> np.ndarray:
-        return np.array(numeric(value, f"{here}: batch{jax.tree_util.keystr(path)}"))
-
-    return jax.tree_util.tree_map_with_path(leaf, raw)
+    name = lambda path: f"{here}: batch{jax.tree_util.keystr(path)}"
+    own = lambda path, value: np.array(numeric(value, name(path)))
+    return jax.tree_util.tree_map_with_path(own, raw)
 
 
 def check_batch(batch: Tree, shapes: Tree, rows: int, here: str) -> None:
@@ -123,6 +123,38 @@ def digest(batch: Tree) -> bytes:
     return content.digest()
 
 
+def read_ahead(items: Iterator[Any], depth: int) -> Iterator[Any]:
+    """The items of an endless iterator, up to `depth` of them read in advance by a thread.
+
+    An exception of the iterator is raised where its item is asked for. The thread ends when this
+    generator is dropped.
+    """
+    ahead: queue.Queue[Any] = queue.Queue(depth)
+    stop = threading.Event()
+    threading.Thread(target=_fill, args=(items, ahead, stop), daemon=True).start()
+    try:
+        while True:
+            item = ahead.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        with contextlib.suppress(queue.Empty):
+            while True:  # make room for the item with which the thread may be waiting
+                ahead.get_nowait()
+
+
+def _fill(items: Iterator, into: queue.Queue, stop: threading.Event) -> None:
+    try:
+        for item in items:
+            into.put(item)
+            if stop.is_set():
+                return
+    except BaseException as error:  # not only Exception, or the reader would wait for ever
+        into.put(error)
+
+
 class Reader:
     """Takes batches from the position of a state.
 
@@ -132,14 +164,15 @@ class Reader:
 
     def __init__(self, epochs: Epochs, depth: int, shapes: Tree):
         self._epochs, self._depth, self._shapes = epochs, depth, shapes
-        self._live: tuple[Position, Prefetch[tuple[Position, Tree]]] | None = None
+        # The position of the last read, and what comes after it.
+        self._live: tuple[Position, Iterator[tuple[Position, Tree]]] | None = None
 
     def shapes(self) -> Tree:
         """The shapes of a batch, read from the first one if no example was given."""
         if self._shapes is None:
             live = self._at((0, 0), None)
-            _, batch = live.peek()
-            self._live, self._shapes = ((0, 0), live), shapes_of(batch)
+            first = next(live)
+            self._live, self._shapes = ((0, 0), itertools.chain([first], live)), shapes_of(first[1])
         return self._shapes
 
     def take(self, position: Position, count: int, shapes: Tree) -> tuple[list[Tree], Position]:
@@ -150,7 +183,7 @@ class Reader:
         live, batches = self._at(position, shapes), []
         for _ in range(count):
             try:
-                position, batch = live.get()
+                position, batch = next(live)
             except DataError:
                 if not batches:
                     raise
@@ -159,14 +192,12 @@ class Reader:
         self._live = position, live
         return batches, position
 
-    def _at(self, position: Position, shapes: Tree) -> Prefetch[tuple[Position, Tree]]:
-        """A prefetch at a position. It leaves `_live`, and is put back there unless it raises."""
+    def _at(self, position: Position, shapes: Tree) -> Iterator[tuple[Position, Tree]]:
+        """The batches after a position. They leave `_live`, and return there unless one fails."""
         live, self._live = self._live, None
         if live is not None and live[0] == position:
             return live[1]
-        if live is not None:
-            live[1].close()
-        return Prefetch(self._epochs.after(position, shapes), self._depth)
+        return read_ahead(self._epochs.after(position, shapes), self._depth)
 
     def __repr__(self) -> str:
         return f"Reader({named(self._epochs.make)})"

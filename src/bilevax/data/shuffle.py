@@ -3,11 +3,8 @@
 A permutation is computed where it is asked for, by swap-or-not rounds (Hoang, Morris & Rogaway
 2012): round r maps i to K_r − i modulo m if a hash of the larger of the two says so, and keeps i
 otherwise. Each round is its own inverse, so it is a permutation whatever the hash. A number costs
-about a thousand operations and a state a few bytes, however many samples there are. Any position
-of a stream can be computed directly.
-
-The same code runs on JAX arrays inside a compiled program and on NumPy arrays on the host, and
-gives the same numbers.
+about a thousand operations and a state a few bytes, at any position of a stream and however many
+samples there are. JAX arrays in a compiled program and NumPy arrays give the same numbers.
 """
 
 from __future__ import annotations
@@ -41,25 +38,22 @@ class Shuffle(eqx.Module):
         zeros = jnp.zeros(keys.shape, jnp.int32)
         return cls(jax.random.key_data(keys), zeros, zeros)  # typed keys could not be stored
 
-    @classmethod
-    def after(cls, drawn: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> Shuffle:
-        """On the host: the streams after so many numbers of each list were drawn."""
-        return cls(keys, *np.divmod(drawn, sizes))
+    def take(self, quotas: Sequence[int], sizes: Any, total: int) -> tuple[Shuffle, Any]:
+        """The next `quotas` numbers of the lists of these sizes, list after list.
 
-    def take(self, quotas: Sequence[int], sizes: Any, rounds: int) -> tuple[Shuffle, Any]:
-        """The next `quotas` numbers of the lists of these sizes, list after list."""
+        List 1 is numbered on from list 0, and so on up to `total`, the sum of the sizes.
+        """
         lists = np.repeat(np.arange(len(quotas)), quotas)
         ranks = np.concatenate([np.arange(q, dtype=np.int32) for q in quotas])
         places, size = self.offset[lists] + ranks, sizes[lists]
         epochs = self.epoch[lists] + places // size
+        # Enough rounds that permutations of so many numbers look random (see the tests).
+        rounds = PARTS * (6 + total.bit_length() // 2)
         numbers = permuted(places % size, size, self.keys[lists], epochs, rounds)
+        begins = sizes.cumsum(dtype=np.int32) - sizes
         end = self.offset + np.asarray(quotas, np.int32)
-        return Shuffle(self.keys, self.epoch + end // sizes, end % sizes), numbers
-
-
-def rounds_for(size: int) -> int:
-    """Enough rounds that permutations of up to `size` numbers look random (see the tests)."""
-    return PARTS * (6 + size.bit_length() // 2)
+        streams = Shuffle(self.keys, self.epoch + end // sizes, end % sizes)
+        return streams, begins[lists] + numbers
 
 
 def permuted(numbers: Any, size: Any, keys: Any, epochs: Any, rounds: int) -> Any:

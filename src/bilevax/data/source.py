@@ -1,4 +1,4 @@
-"""What a source of minibatches is."""
+"""What a source of minibatches is, and the one that has a stream for each of two levels."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Source(eqx.Module, Generic[State]):
     def draw(self, state: State) -> tuple[State, Tree]:
         """The next minibatch; may be compiled. Only a state that is `ready` has one."""
 
-    @abc.abstractmethod
     def ready(self, state: State, count: int = 1) -> Array:
         """Whether `draw` has so many batches without the help of the host."""
+        return jnp.asarray(True)
 
-    @abc.abstractmethod
     def refilled(self, state: State) -> State:
         """On the host: the same position of the stream, with as many batches as the state holds."""
+        return state
 
-    @abc.abstractmethod
     def everything(self) -> Tree | None:
         """All samples as one batch; None if they are not in memory."""
+        return None
 
     def held_out(self, key: int) -> Source:
         """Where a certificate draws its minibatches, with `init(HELD_OUT + key)`.
@@ -56,6 +56,67 @@ class Source(eqx.Module, Generic[State]):
         They must not depend on those that a method has drawn.
         """
         return self
+
+
+class LevelBatch(eqx.Module):
+    """A minibatch of the upper and one of the lower level."""
+
+    upper: Tree
+    lower: Tree
+
+
+class LevelsState(eqx.Module):
+    upper: Any
+    lower: Any
+
+    @property
+    def drawn(self) -> Array:
+        return self.upper.drawn + self.lower.drawn
+
+
+class Levels(Source[LevelsState]):
+    """Independent minibatches for both levels, such as validation above and training below."""
+
+    upper: Source
+    lower: Source
+    batch: int = eqx.field(static=True)
+
+    def __init__(self, upper: Source, lower: Source):
+        for name, source in (("upper", upper), ("lower", lower)):
+            if not isinstance(source, Source):
+                raise TypeError(
+                    f"Levels: {name} must be a source such as bilevax.data.Arrays(…), not "
+                    f"{type(source).__name__}"
+                )
+        if upper is lower and upper.everything() is None:
+            raise ValueError(
+                "Levels: upper and lower are the same source, read by the host, and would give the "
+                "same batches; make two"
+            )
+        self.upper, self.lower = upper, lower
+        self.batch = upper.batch + lower.batch
+
+    def init(self, key: Any) -> LevelsState:
+        above, below = jax.random.split(as_key(key))
+        return LevelsState(self.upper.init(above), self.lower.init(below))
+
+    def draw(self, state: LevelsState) -> tuple[LevelsState, LevelBatch]:
+        above, upper = self.upper.draw(state.upper)
+        below, lower = self.lower.draw(state.lower)
+        return LevelsState(above, below), LevelBatch(upper, lower)
+
+    def ready(self, state: LevelsState, count: int = 1) -> Array:
+        return self.upper.ready(state.upper, count) & self.lower.ready(state.lower, count)
+
+    def refilled(self, state: LevelsState) -> LevelsState:
+        return LevelsState(self.upper.refilled(state.upper), self.lower.refilled(state.lower))
+
+    def held_out(self, key: int) -> Levels:
+        return Levels(self.upper.held_out(key), self.lower.held_out(key))
+
+    def everything(self) -> LevelBatch | None:
+        upper, lower = self.upper.everything(), self.lower.everything()
+        return None if upper is None or lower is None else LevelBatch(upper, lower)
 
 
 def as_key(key: Any) -> Array:

@@ -8,15 +8,12 @@ from bilevax.deep.ablation import ablate
 from bilevax.deep.bilevel import BilevelDRO
 from bilevax.deep.dominoes import dominoes
 from bilevax.deep.evaluation import evaluate
-from bilevax.deep.group_dro import ERM, GroupDRO
-from bilevax.deep.methods import Batch, Method
-from bilevax.deep.networks import Encoder, Model, encoder, model
-from bilevax.deep.optimizers import Optimizer
+from bilevax.deep.methods import ERM, Batch, GroupDRO, Method, Optimizer
+from bilevax.deep.networks import Encoder, Model, encoder, load_encoder, model, save_model
 from bilevax.deep.pixels import ImageError, Images, load
 from bilevax.deep.settings import Settings
 from bilevax.deep.tables import ImageTable, celeba, manifest, open_table, waterbirds
 from bilevax.deep.training import Interrupted, Trained, train
-from bilevax.deep.weights import load_encoder, save_model
 
 __all__ = [
     "ERM",

@@ -6,9 +6,8 @@ import dataclasses
 from typing import Any
 
 from bilevax.deep.devices import first
-from bilevax.deep.factories import images_of
 from bilevax.deep.pixels import Images
-from bilevax.deep.settings import Settings
+from bilevax.deep.settings import Settings, images_of
 from bilevax.deep.training import Diverged, train
 from bilevax.files import write_json
 

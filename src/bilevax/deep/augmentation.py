@@ -6,6 +6,7 @@ image, which is what accelerators are made for. A flip is B with its rows in rev
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -22,8 +23,7 @@ Size = tuple[int, int]  # height and width
 
 def prepare(pixels: Array, size: Size, dtype: Any = jnp.float32) -> Array:
     """The middle of each image, normalised: what the network sees without augmentation."""
-    _, high, wide, _ = pixels.shape
-    height, width = size
+    (_, high, wide, _), (height, width) = pixels.shape, size
     if height > high or width > wide:
         raise ValueError(
             f"size is {height}×{width}, but the images are only {high}×{wide}; load them larger"
@@ -48,24 +48,21 @@ def augmented(
     `scale` is the share of the area that is kept, and `ratio` the width over the height as the
     network sees them: 1 distorts nothing where the stored images have the shape of `size`.
     """
-    count, high, wide, _ = pixels.shape
-    height, width = size
+    (count, high, wide, _), (height, width) = pixels.shape, size
     area, shape, up, across, side = jax.random.split(key, 5)
 
     def draw(of: Array, low: float, most: float) -> Array:
         return jax.random.uniform(of, (count,), jnp.float32, low, most)
 
     kept = draw(area, *scale) * (high * wide)
-    ratios = jnp.exp(draw(shape, float(np.log(ratio[0])), float(np.log(ratio[1]))))
-    ratios = ratios * (width / height)
+    ratios = jnp.exp(draw(shape, *np.log(ratio).tolist())) * (width / height)
     # Where the drawn ratio leaves the image, its longer side is cut.
     tall = jnp.minimum(jnp.sqrt(kept / ratios), float(high))
     broad = jnp.minimum(jnp.sqrt(kept * ratios), float(wide))
     top = draw(up, 0.0, 1.0) * (high - tall)
     left = draw(across, 0.0, 1.0) * (wide - broad)
     flipped = draw(side, 0.0, 1.0) < flip
-    parts = resampled(pixels, top, left, tall, broad, flipped, size, dtype)
-    return _normalised(parts, dtype)
+    return _normalised(resampled(pixels, top, left, tall, broad, flipped, size, dtype), dtype)
 
 
 def resampled(
@@ -86,13 +83,9 @@ def resampled(
     rows = interpolation(top, height, size[0], pixels.shape[1])
     columns = interpolation(left, width, size[1], pixels.shape[2])
     columns = jnp.where(flipped[:, None, None], columns[:, ::-1], columns)
-    exact = jnp.float32
-    half = jnp.einsum(
-        "noh,nhwc->nowc", rows.astype(dtype), pixels.astype(dtype), preferred_element_type=exact
-    )
-    return jnp.einsum(
-        "npw,nowc->nopc", columns.astype(dtype), half.astype(dtype), preferred_element_type=exact
-    )
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    half = product("noh,nhwc->nowc", rows.astype(dtype), pixels.astype(dtype))
+    return product("npw,nowc->nopc", columns.astype(dtype), half.astype(dtype))
 
 
 def interpolation(start: Array, length: Array, out: int, into: int) -> Array:

@@ -10,17 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from bilevax.deep.layers import Statistics
-from bilevax.deep.methods import (
-    Batch,
-    Method,
-    cross_entropy,
-    encoded,
-    group_means,
-    stepped,
-    with_trained,
-)
-from bilevax.deep.networks import Model, scores, split
+from bilevax.deep.methods import Batch, Method, cross_entropy, encoded, group_means, stepped
+from bilevax.deep.networks import Model, Statistics, scores, split
 from bilevax.terms import Simplex
 
 LEAST_ETA = 1e-6
@@ -150,16 +141,15 @@ class BilevelDRO(Method[BilevelState]):
         own = jax.tree.map(lambda g, a: g + self.l2 * a, pull_back(slopes.x1), trained)
         gradient = dataclasses.replace(slopes, x1=own)
         if state.centre is not None:
-            gradient = jax.tree.map(
-                lambda g, a, c: g + 2 * self.smoothness * (a - c), gradient, x, state.centre
-            )
+            pulled = lambda g, a, c: g + 2 * self.smoothness * (a - c)
+            gradient = jax.tree.map(pulled, gradient, x, state.centre)
         x, memory = self._descended(x, gradient, state.memory)
         iteration = (state.iteration + 1) % self.iterations
         moved = lambda new, old: jnp.where(iteration == 0, new, old)
         centre = state.centre and jax.tree.map(moved, x, state.centre)
         return dataclasses.replace(
             state,
-            encoder=with_trained(encoder, x.x1),
+            encoder=eqx.combine(x.x1, split(encoder)[1]),  # which has the new statistics
             eta=x.eta,
             y1=x.y1,
             y2=x.y2,
@@ -180,20 +170,15 @@ class BilevelDRO(Method[BilevelState]):
         theta = jnp.where(state.iteration == 0, 0, self.theta)
         own, _ = jax.grad(self.value, argnums=1, has_aux=True)(at, state.y, batch)
         slope = jax.tree.map(lambda g, a, c: g - weight * (a - c), own, state.y, state.anchor)
-        y = jax.tree.map(
-            lambda a, s, last: a + sigma * ((1 + theta) * s - theta * last),
-            state.y,
-            slope,
-            state.slope,
-        )
+        risen = lambda a, s, last: a + sigma * ((1 + theta) * s - theta * last)
+        y = jax.tree.map(risen, state.y, slope, state.slope)
         return Maximised(_to_simplex(y.x2), y.z1, _to_simplex(y.z2)), slope
 
     def _descended(self, x: Minimised, gradient: Minimised, memory: Any) -> tuple[Minimised, Any]:
         new = jax.tree.map(lambda a, g: a - self.tau * g, x, gradient)
         if self.optimizer is not None:
-            (x1, y1), memory = stepped(
-                self.optimizer, (gradient.x1, gradient.y1), memory, (x.x1, x.y1)
-            )
+            slopes, at = (gradient.x1, gradient.y1), (x.x1, x.y1)
+            (x1, y1), memory = stepped(self.optimizer, slopes, memory, at)
             new = dataclasses.replace(new, x1=x1, y1=y1)
         eta = jnp.maximum(new.eta, LEAST_ETA)
         return dataclasses.replace(new, eta=eta, y2=_to_simplex(new.y2)), memory

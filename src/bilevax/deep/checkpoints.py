@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from bilevax import arguments
 from bilevax.files import write_json
 from bilevax.trees import Tree
 
+Which: TypeAlias = Literal["last", "best"]
 ARRAYS = jax.Array | np.ndarray
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STEP = re.compile(r"step-(\d{8,})(\.old~)?")  # .old~: the save that replaced it was killed
@@ -71,7 +72,10 @@ class Checkpoints:
         A run that resumed before the last step, because that one is damaged, replaces it.
         """
         arguments.whole(step, "step", 0)
-        _check_json(about)
+        try:
+            json.dumps(about, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"about must be JSON: {error}") from None
         leaves = _leaves(state, ARRAYS)
         present = self.steps()
         latest = max(present, default=0) if self._at is None else self._at
@@ -81,18 +85,18 @@ class Checkpoints:
                 "to another folder"
             )
         earlier = [other for other in present if other <= latest and other != step]
-        new = self.folder / f"{_name(step)}.new~"
+        new = self._place(step, ".new~")
 
         def begin() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._tidy()
-            need = sum(leaf.nbytes for _, leaf in leaves)
+            need = sum(leaf.nbytes for leaf in leaves.values())
             if shutil.disk_usage(self.folder).free < need:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             new.mkdir()
 
         def end() -> None:
-            write_json(new / "leaves.json", [_description(*leaf) for leaf in leaves])
+            write_json(new / "leaves.json", _descriptions(leaves))
             write_json(new / "about.json", about)
             write_json(new / "digests.json", _digests(new))
             for path in [new, *new.rglob("*")]:
@@ -100,23 +104,28 @@ class Checkpoints:
             # The best step is named before it is there; until then the one named after it counts.
             named = [name for name in self._named() if name in earlier][:1]
             write_json(self.folder / "best.json", [step, *named] if best else named)
-            self._place(new, step)
+            place, old = self._place(step), self._place(step, ".old~")
+            if place.exists():
+                place.rename(old)
+            new.rename(place)
+            _sync(self.folder)
+            shutil.rmtree(old, ignore_errors=True)
+            self._prune({step, *earlier[-1:], *self._named()[:1]})
 
         try:
             _first(begin)
-            _write_arrays(new / "state", [leaf for _, leaf in leaves])
+            _write_arrays(new / "state", list(leaves.values()))
             _first(end)
         except BaseException as error:
             if jax.process_index() == 0:
                 shutil.rmtree(new, ignore_errors=True)
             if _no_room(error):
-                names = ", ".join(_name(other) for other in present)
+                names = ", ".join(self._place(other).name for other in present)
                 kept = f"the earlier {names} are untouched" if present else "none was saved before"
                 message = f"no room in {self.folder} for the checkpoint of step {step}; {kept}"
                 raise OSError(errno.ENOSPC, f"{message}: free space there and resume") from error
             raise
         self._at = step
-        _first(lambda: self._prune(step, earlier))
 
     def last(self, like: Tree) -> Saved | None:
         """The last undamaged step, with the shapes and shardings of `like`; None without steps."""
@@ -126,40 +135,41 @@ class Checkpoints:
         """The best step; with a warning the last, if the best is damaged or was not named."""
         return self._read("best", like)
 
-    def about(self, which: Literal["last", "best"] = "last") -> dict[str, Any] | None:
+    def about(self, which: Which = "last") -> dict[str, Any] | None:
         """What the run added at that step: enough to build a `like` from its settings."""
         step = self._choose(which)
-        return None if step is None else json.loads((self._path(step) / "about.json").read_bytes())
+        return None if step is None else self._json(step, "about")
 
-    def _read(self, which: Literal["last", "best"], like: Tree) -> Saved | None:
+    def _read(self, which: Which, like: Tree) -> Saved | None:
         leaves = _leaves(like, ARRAYS | jax.ShapeDtypeStruct)
         step = self._choose(which)
         if step is None:
             return None
         path = self._path(step)
-        saved = json.loads((path / "leaves.json").read_bytes())
-        _check_same(saved, [_description(*leaf) for leaf in leaves], path)
-        arrays = _read_arrays(path / "state", [leaf for _, leaf in leaves])
+        _check_same(self._json(step, "leaves"), _descriptions(leaves), path)
+        arrays = _read_arrays(path / "state", list(leaves.values()))
         self._at = step
         state = jax.tree.unflatten(jax.tree.structure(like), arrays)
-        return Saved(step, state, json.loads((path / "about.json").read_bytes()))
+        return Saved(step, state, self._json(step, "about"))
 
-    def _choose(self, which: Literal["last", "best"]) -> int | None:
+    def _json(self, step: int, name: str) -> Any:
+        return json.loads((self._path(step) / f"{name}.json").read_bytes())
+
+    def _choose(self, which: Which) -> int | None:
         step = _first(lambda: self._search(which))
         return None if step < 0 else step
 
-    def _search(self, which: Literal["last", "best"]) -> int:
+    def _search(self, which: Which) -> int:
         """The step to read, -1 if there is none; warns of each damaged step that it passes."""
         steps = self.steps()[::-1]
         if which == "best" and steps:
-            found = next((step for step in self._named() if step in steps), None)
-            if found is None:
-                arguments.warn(
-                    f"{self.folder / 'best.json'} names no step that is there; using the last",
-                    RuntimeWarning,
-                )
-            else:
-                steps = [found, *(step for step in steps if step != found)]
+            best = [step for step in self._named() if step in steps][:1]
+            if not best:
+                file = self.folder / "best.json"
+                why = f"{file} names no step that is there; using the last"
+                arguments.warn(why, RuntimeWarning)
+            steps = best + [step for step in steps if step not in best]
+        then = "the one before it" if which == "last" else "the last undamaged one"
         wrong = []
         for step in steps:
             path = self._path(step)
@@ -168,13 +178,10 @@ class Checkpoints:
                 return step
             wrong.append(f"{path}: {damage}")
             if step != steps[-1]:
-                then = "the one before it" if which == "last" else "the last undamaged one"
                 arguments.warn(f"{path} is damaged: {damage}; using {then}", RuntimeWarning)
         if wrong:
-            raise ValueError(
-                "every checkpoint is damaged; start in another folder, or restore a copy:\n  "
-                + "\n  ".join(wrong)
-            )
+            advice = "start in another folder, or restore a copy"
+            raise ValueError("\n  ".join([f"every checkpoint is damaged; {advice}:", *wrong]))
         return -1
 
     def _named(self) -> list[int]:
@@ -185,9 +192,11 @@ class Checkpoints:
             return []
         return [step for step in named if type(step) is int] if isinstance(named, list) else []
 
+    def _place(self, step: int, suffix: str = "") -> Path:
+        return self.folder / f"step-{step:08d}{suffix}"
+
     def _path(self, step: int) -> Path:
-        path = self.folder / _name(step)
-        old = self.folder / f"{_name(step)}.old~"
+        path, old = self._place(step), self._place(step, ".old~")
         return old if not path.exists() and old.exists() else path
 
     def _tidy(self) -> None:
@@ -201,35 +210,14 @@ class Checkpoints:
             else:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _place(self, new: Path, step: int) -> None:
-        path = self.folder / _name(step)
-        old = self.folder / f"{_name(step)}.old~"
-        if path.exists():
-            path.rename(old)
-        new.rename(path)
-        _sync(self.folder)
-        shutil.rmtree(old, ignore_errors=True)
-
-    def _prune(self, step: int, earlier: list[int]) -> None:
-        keep = {step, *earlier[-1:], *self._named()[:1]}
+    def _prune(self, keep: set[int]) -> None:
         for other in set(self.steps()) - keep:
             # Renamed first: a half-removed step must not look like a damaged one. What cannot be
             # removed now is tried again at the next save.
-            gone = self.folder / f"{_name(other)}.gone~"
+            gone = self._place(other, ".gone~")
             with contextlib.suppress(OSError):
                 self._path(other).rename(gone)
                 shutil.rmtree(gone)
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _check_json(about: dict[str, Any]) -> None:
-    try:
-        json.dumps(about, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"about must be JSON: {error}") from None
 
 
 def _first(work: Callable[[], int | None]) -> int:
@@ -241,21 +229,20 @@ def _first(work: Callable[[], int | None]) -> int:
         except Exception as error:
             failure = error
     answer = np.asarray([failure is not None, found or 0], np.int32)
-    if jax.process_count() > 1:
-        answer = multihost_utils.broadcast_one_to_all(answer)  # a barrier too
+    failed, step = multihost_utils.broadcast_one_to_all(answer)  # a barrier too
     if failure is not None:
         raise failure
-    if answer[0]:
+    if failed:
         raise RuntimeError("process 0 could not write or read a checkpoint; its error says why")
-    return int(answer[1])
+    return int(step)
 
 
 # The arrays
 
 
-def _leaves(tree: Tree, kinds: Any) -> list[tuple[str, Any]]:
-    """The arrays of a state with their keys. Orbax gets them numbered, whatever holds them."""
-    found = []
+def _leaves(tree: Tree, kinds: Any) -> dict[str, Any]:
+    """The arrays of a state by their keys. Orbax gets them numbered, whatever holds them."""
+    found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         key = jax.tree_util.keystr(path) or "the state"
         if not isinstance(leaf, kinds):
@@ -265,29 +252,28 @@ def _leaves(tree: Tree, kinds: Any) -> list[tuple[str, Any]]:
             )
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise TypeError(f"{key} is a typed random key: store jax.random.key_data of it")
-        found.append((key, leaf))
+        found[key] = leaf
     return found
 
 
-def _description(key: str, leaf: Any) -> list[Any]:
-    return [key, list(leaf.shape), str(leaf.dtype)]
+def _descriptions(leaves: dict[str, Any]) -> list[list[Any]]:
+    return [[key, list(leaf.shape), str(leaf.dtype)] for key, leaf in leaves.items()]
 
 
 def _check_same(saved: list[Any], here: list[Any], path: Path) -> None:
     """Refuse the state of another run, and name the first array that differs."""
-    other = f"{path} is of another run: "
     keys, known = [key for key, *_ in here], [key for key, *_ in saved]
-    for key in (key for key in keys if key not in known):
-        raise ValueError(f"{other}it has no {key}")
-    for key in (key for key in known if key not in keys):
-        raise ValueError(f"{other}it has {key}, which this state has not")
+    wrong = [f"it has no {key}" for key in keys if key not in known]
+    wrong += [f"it has {key}, which this state has not" for key in known if key not in keys]
     for (key, shape, dtype), (name, its_shape, its_dtype) in zip(here, saved):
         if key != name:
-            raise ValueError(f"{other}{name} is where this state has {key}")
+            wrong.append(f"{name} is where this state has {key}")
         if shape != its_shape:
-            raise ValueError(f"{other}{key} has shape {tuple(its_shape)}, not {tuple(shape)}")
+            wrong.append(f"{key} has shape {tuple(its_shape)}, not {tuple(shape)}")
         if dtype != its_dtype:
-            raise ValueError(f"{other}{key} is of {its_dtype}, not {dtype}")
+            wrong.append(f"{key} is of {its_dtype}, not {dtype}")
+    if wrong:
+        raise ValueError(f"{path} is of another run: {wrong[0]}")
 
 
 def _local(leaf: Any) -> bool:
@@ -296,35 +282,28 @@ def _local(leaf: Any) -> bool:
     return sharding is None or sharding.is_fully_addressable
 
 
+def _numbered(leaves: list[Any]) -> dict[str, Any]:
+    """As orbax stores them; it refuses empty arrays."""
+    return {f"{i:06d}": leaf for i, leaf in enumerate(leaves) if leaf.size}
+
+
 def _write_arrays(path: Path, leaves: list[Any]) -> None:
-    # Orbax refuses empty arrays, and with several processes those that each holds for itself.
+    # With several processes orbax refuses arrays that each holds for itself.
     several = jax.process_count() > 1
-    numbered = {
-        f"{i:06d}": np.asarray(leaf) if several and _local(leaf) else leaf
-        for i, leaf in enumerate(leaves)
-        if leaf.size
-    }
+    numbered = _numbered([np.asarray(a) if several and _local(a) else a for a in leaves])
     if not numbered:
         raise ValueError("the state holds no numbers to save")
-    import orbax.checkpoint as ocp
-
-    with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        checkpointer.save(path, args=ocp.args.StandardSave(numbered))
+    with _orbax() as (checkpointer, args):
+        checkpointer.save(path, args=args.StandardSave(numbered))
 
 
 def _read_arrays(path: Path, like: list[Any]) -> list[Any]:
-    wanted = {
-        f"{i:06d}": np.empty(leaf.shape, leaf.dtype)
-        if _local(leaf)
-        else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-        for i, leaf in enumerate(like)
-        if leaf.size
-    }
-    import orbax.checkpoint as ocp
-
-    with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        found = checkpointer.restore(path, args=ocp.args.StandardRestore(wanted))
-    empty = lambda leaf: np.empty(leaf.shape, leaf.dtype)
+    """The stored arrays, each where `like` has it."""
+    empty = lambda a: np.empty(a.shape, a.dtype)
+    spread = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
+    wanted = {key: empty(a) if _local(a) else spread(a) for key, a in _numbered(like).items()}
+    with _orbax() as (checkpointer, args):
+        found = checkpointer.restore(path, args=args.StandardRestore(wanted))
     return [_put(found.get(f"{i:06d}", empty(leaf)), leaf) for i, leaf in enumerate(like)]
 
 
@@ -338,13 +317,17 @@ def _put(found: Any, like: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence orbax, which logs the traceback of each thread that fails beside the exception."""
+def _orbax() -> Iterator[tuple[Any, Any]]:
+    """A checkpointer, and its arguments. Orbax logs the traceback of each thread that fails beside
+    the exception; here it is silent."""
+    import orbax.checkpoint as ocp
+
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            yield checkpointer, ocp.args
     finally:
         logger.setLevel(level)
 
@@ -352,18 +335,15 @@ def _quiet() -> Iterator[None]:
 # The files
 
 
-def _digest(path: Path, name: str) -> str:
-    digest = hashlib.blake2b(name.encode() + b"\0", digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _digest(folder: Path, name: str) -> str:
+    with (folder / name).open("rb") as file:
+        begin = lambda: hashlib.blake2b(name.encode() + b"\0", digest_size=16)
+        return hashlib.file_digest(file, begin).hexdigest()
 
 
 def _digests(folder: Path) -> dict[str, Any]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    names = [path.relative_to(folder).as_posix() for path in paths]
-    files = {name: _digest(path, name) for name, path in zip(names, paths)}
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = {name: _digest(folder, name) for name in sorted(names)}
     return {"files": files, "all": _digest_of_all(files)}
 
 
@@ -380,7 +360,7 @@ def _damage(folder: Path) -> str | None:
         if digests["all"] != _digest_of_all(digests["files"]):
             return f"{name} was changed"
         for name, digest in digests["files"].items():
-            if _digest(folder / name, name) != digest:
+            if _digest(folder, name) != digest:
                 return f"{name} was changed or cut short"
     except FileNotFoundError:
         return f"{name} is missing"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -29,10 +27,6 @@ class Devices:
     def count(self) -> int:
         return self.mesh.size
 
-    @property
-    def replicated(self) -> NamedSharding:
-        return NamedSharding(self.mesh, PartitionSpec())
-
     def everywhere(self, tree: Tree) -> Tree:
         """A copy of each array on every device."""
         return replicated(tree, self.mesh)
@@ -43,9 +37,7 @@ class Devices:
 
     def spread(self, rows: np.ndarray, axis: int = 0) -> Array:
         """An array that every process has whole, with its rows divided."""
-        return jax.make_array_from_callback(
-            rows.shape, self.sharding(axis), lambda index: rows[index]
-        )
+        return jax.make_array_from_callback(rows.shape, self.sharding(axis), rows.__getitem__)
 
     def own(self, count: int) -> slice:
         """Which of so many rows are for the devices of this process."""
@@ -66,9 +58,3 @@ class Devices:
 def first() -> bool:
     """Whether this process is the one that writes and prints."""
     return jax.process_index() == 0
-
-
-def memory() -> float:
-    """Bytes of memory that a device has; infinite where it does not say."""
-    stats: dict[str, Any] | None = jax.local_devices()[0].memory_stats()
-    return float((stats or {}).get("bytes_limit", np.inf))

@@ -7,6 +7,7 @@ default coats against dresses, with zeros and ones.
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 import os
 import zlib
@@ -16,7 +17,7 @@ import numpy as np
 
 from bilevax.arguments import one_number, whole
 from bilevax.deep.pixels import Images
-from bilevax.deep.tables import SPLITS, group_counts
+from bilevax.deep.tables import SPLITS
 
 #: Fashion-MNIST's labels.
 CLOTHES = (
@@ -24,7 +25,8 @@ CLOTHES = (
     "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
 COAT, DRESS = 4, 3
-_SIDE, _PADDING = 28, 2
+_SIDE, _EDGE = 28, 2
+_AROUND = ((0, 0), (_EDGE, _EDGE), (_EDGE, _EDGE))
 
 
 def dominoes(
@@ -46,14 +48,16 @@ def dominoes(
     Both classes have the same number of images, as many as the scarcest of the four kinds of
     pictures allows, so that no picture is used twice, be it clothing or a digit.
     """
-    names = ("correlation", "validation", "validation_correlation")
-    for share, name in zip((correlation, validation, validation_correlation), names):
+    shares = {"correlation": correlation, "validation": validation}
+    shares["validation_correlation"] = validation_correlation
+    for name, share in shares.items():
         number = one_number(share, name)
         if number is None or not 0 <= number <= 1:
             raise ValueError(f"{name} must be a share between 0 and 1, not {share}")
     whole(seed, "seed", 0)
-    _two_of(classes, "classes")
-    _two_of(digits, "digits")
+    for name, pair in (("classes", classes), ("digits", digits)):
+        if len(pair) != 2 or len({n for n in pair if n in range(10)}) != 2:
+            raise ValueError(f"{name} must be two different numbers from 0 to 9, not {pair}")
     published = [_pools(Path(folder), kind, classes, digits, seed) for kind in ("train", "t10k")]
     most = [min(len(pool) for pair in pools for pool in pair) for pools in published]
     held = round(validation * most[0])
@@ -63,82 +67,56 @@ def dominoes(
         (published[0], most[0] - held, most[0], validation_correlation),
         (published[1], 0, most[1], 0.5),
     )
-    pixels, group, split = [], [], []
+    pixels, codes = [], []
     for s, ((clothes, figures), first, last, share) in enumerate(parts):
         # Digit d goes to `agree` images of class d, and to the rest of the other class.
         agree = round(share * (last - first))
-        for y in (0, 1):
-            for d in (0, 1):
-                part = slice(first, first + agree) if y == d else slice(first + agree, last)
-                pixels.append(_stacked(figures[d][part], clothes[y][part]))
-                group.append(np.full(len(pixels[-1]), 2 * y + d, np.int32))
-                split.append(np.full(len(pixels[-1]), s, np.int8))
-    groups, splits = np.concatenate(group), np.concatenate(split)
-    names = tuple(f"{CLOTHES[c]} with {d}" for c in classes for d in digits)
-    for s, g in zip(*np.nonzero(group_counts(splits, groups, 4) == 0)):
-        raise ValueError(
-            f"no image of the group {names[g]!r} is in {SPLITS[s]}: every group must be in every "
-            "split; choose correlations and a validation share farther from 0 and 1"
-        )
-    return Images(
+        for y, d in itertools.product((0, 1), (0, 1)):
+            part = slice(first, first + agree) if y == d else slice(first + agree, last)
+            pixels.append(np.concatenate([figures[d][part], clothes[y][part]], axis=1))
+            codes += [(y, 2 * y + d, s)] * len(pixels[-1])
+    label, group, split = np.array(codes, np.int32).reshape(-1, 3).T.copy()
+    images = Images(
         name="dominoes",
-        label=groups // 2,
-        group=groups,
-        split=splits,
+        label=label,
+        group=group,
+        split=split.astype(np.int8),
         classes=tuple(CLOTHES[c] for c in classes),
-        groups=names,
-        size=(2 * (_SIDE + 2 * _PADDING), _SIDE + 2 * _PADDING),
-        pixels=np.concatenate(pixels),
+        groups=tuple(f"{CLOTHES[c]} with {d}" for c in classes for d in digits),
+        size=(2 * (_SIDE + 2 * _EDGE), _SIDE + 2 * _EDGE),
+        pixels=np.repeat(np.concatenate(pixels)[..., None], 3, axis=-1),
     )
-
-
-def _two_of(numbers: tuple[int, int], name: str) -> None:
-    if len(numbers) != 2 or len({n for n in numbers if n in range(10)}) != 2:
-        raise ValueError(f"{name} must be two different numbers from 0 to 9, not {numbers}")
+    for s, g in zip(*np.nonzero(images.counts == 0)):
+        raise ValueError(
+            f"no image of the group {images.groups[g]!r} is in {SPLITS[s]}: every group must be in "
+            "every split; choose correlations and a validation share farther from 0 and 1"
+        )
+    return images
 
 
 def _pools(
     folder: Path, kind: str, classes: tuple[int, int], digits: tuple[int, int], seed: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The pictures of each class and of each digit, shuffled."""
-    both = []
+    """The pictures of each class and of each digit, shuffled, with an edge of zeros."""
+    both: tuple[list[np.ndarray], list[np.ndarray]] = [], []
     for number, (name, wanted) in enumerate((("fashion-mnist", classes), ("mnist", digits))):
-        pictures, labels = _read_pair(folder / name, kind)
-        pools = []
+        pictures = read_idx(folder / name / f"{kind}-images-idx3-ubyte", 3)
+        labels = read_idx(folder / name / f"{kind}-labels-idx1-ubyte", 1)
+        if len(pictures) != len(labels) or pictures.shape[1:] != (_SIDE, _SIDE):
+            raise ValueError(
+                f"{folder / name}: {kind} has {len(labels)} labels and pictures of shape "
+                f"{pictures.shape}; there must be one label for each picture of {_SIDE}×{_SIDE}"
+            )
         for label in wanted:
             rows = np.flatnonzero(labels == label)
             if not len(rows):
                 raise ValueError(f"{folder / name}: no picture of {kind} has the label {label}")
-            order = shuffled(len(rows), seed, number, int(label), kind == "train")
-            pools.append(pictures[rows[order]])
-        both.append(pools)
-    return both[0], both[1]
-
-
-def shuffled(count: int, *seed: int) -> np.ndarray:
-    """A permutation of 0, …, count − 1 that every version of NumPy draws alike.
-
-    NumPy keeps the bits of its generators, but not what it makes of them.
-    """
-    bits = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(count)
-    return np.argsort(bits, kind="stable")
-
-
-def _stacked(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    around = ((0, 0), (_PADDING, _PADDING), (_PADDING, _PADDING))
-    grey = np.concatenate([np.pad(above, around), np.pad(below, around)], axis=1)
-    return np.repeat(grey[..., None], 3, axis=-1)
-
-
-def _read_pair(folder: Path, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    pictures = read_idx(folder / f"{kind}-images-idx3-ubyte", 3)
-    labels = read_idx(folder / f"{kind}-labels-idx1-ubyte", 1)
-    if len(pictures) != len(labels) or pictures.shape[1:] != (_SIDE, _SIDE):
-        raise ValueError(
-            f"{folder}: {kind} has {len(labels)} labels and pictures of shape {pictures.shape}; "
-            f"there must be one label for each picture of {_SIDE}×{_SIDE}"
-        )
-    return pictures, labels
+            # NumPy keeps the bits of its generators from version to version, but not what it makes
+            # of them: sorted bits are a permutation that every version draws alike.
+            seeds = np.random.SeedSequence((seed, number, int(label), kind == "train"))
+            order = np.argsort(np.random.PCG64(seeds).random_raw(len(rows)), kind="stable")
+            both[number].append(np.pad(pictures[rows[order]], _AROUND))
+    return both
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:

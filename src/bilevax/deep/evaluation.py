@@ -6,18 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
-from bilevax.deep.batches import Rows
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices, first
-from bilevax.deep.factories import images_of, method_of, model_of, precision_of
-from bilevax.deep.feed import Feed, View
-from bilevax.deep.group_dro import ERM
-from bilevax.deep.methods import Method
+from bilevax.deep.feed import Feed, Rows, View
+from bilevax.deep.methods import ERM, Method
 from bilevax.deep.pixels import Images
-from bilevax.deep.settings import run_settings
+from bilevax.deep.settings import images_of, method_of, model_of, precision_of, run_settings
 from bilevax.deep.stationarity import head_certificate, sentence
 from bilevax.deep.tables import SPLITS
 
@@ -52,10 +48,7 @@ def evaluate(
     devices, same_groups = Devices(), list(images.groups) == about["groups"]
     counts = images.counts[0] if same_groups else np.ones(len(about["groups"]))
     method = method_of(settings, counts, 1)
-    begin = jax.eval_shape(lambda: method.init(model_of(settings, len(about["classes"]))))
-    like = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=devices.replicated), begin
-    )
+    like = devices.everywhere(method.init(model_of(settings, len(about["classes"]))))
     saved = getattr(checkpoints, checkpoint)(like)
     size = settings.batch * (2 if method.takes_validation else 1)  # as in training
     view = View(images.size, precision_of(settings), False, size)
@@ -93,10 +86,8 @@ def results_table(results: dict[str, Any]) -> str:
     names = ["average", "worst group", *results["groups"]]
     width = max(len(name) for name in names)
     lines = [f"{'':{width}}  " + "".join(f"{split:>12}" for split in SPLITS)]
-    columns = []
-    for split in SPLITS:
-        found = results["accuracy"][split]
-        columns.append([found["average"], found["worst"], *found["groups"]])
+    found = [results["accuracy"][split] for split in SPLITS]
+    columns = [[f["average"], f["worst"], *f["groups"]] for f in found]
     for name, *row in zip(names, *columns):
         lines.append(f"{name:{width}}  " + "".join(f"{100 * value:10.1f} %" for value in row))
     if results["stationarity"] is not None:

@@ -1,8 +1,13 @@
-"""How rows become batches on the device, and batches become steps."""
+"""Which rows make a batch, how they get to the devices, and how batches become steps.
+
+The rows of batch i follow from the seed and from i alone: a resumed run, which only needs to know
+i, sees the batches that it would have seen.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -13,15 +18,86 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from bilevax.data.checks import check_groups, check_quotas
+from bilevax.data.shuffle import Shuffle
+from bilevax.data.source import as_key
 from bilevax.deep.augmentation import augmented, prepare
-from bilevax.deep.batches import Rows
-from bilevax.deep.devices import Devices, memory
-from bilevax.deep.methods import Batch, Method, cross_entropy
+from bilevax.deep.devices import Devices
+from bilevax.deep.methods import Batch, Method, cross_entropy, membership
 from bilevax.deep.networks import Model, scores
 from bilevax.deep.pixels import Images, stream
 
 #: The share of a device's memory that pixels may take; the rest is for the network.
 SHARE = 0.4
+
+
+class Batches:
+    """Batches of row numbers, computed on the host from the streams of `bilevax.data`.
+
+    With `groups`, the group of each row, every batch has every group: the rows that
+    `data.Stratified` draws, in the same order. Without, they are those of `data.Arrays`. Each row
+    comes once in an epoch of its group.
+    """
+
+    def __init__(self, rows: Any, batch: int, key: Any = 0, groups: Any = None):
+        rows = np.asarray(rows)
+        if rows.ndim != 1 or not len(rows) or not np.issubdtype(rows.dtype, np.integer):
+            raise ValueError(
+                f"rows must be a list of at least one row number, not an array of {rows.dtype} of "
+                f"shape {rows.shape}"
+            )
+        labels = np.zeros(len(rows), int) if groups is None else groups
+        labels = check_groups(labels, len(rows), "Batches")
+        self.batch, self.sizes = int(batch), np.bincount(labels)
+        self.members = rows[np.argsort(labels, kind="stable")].astype(np.int32)
+        self.per_group = check_quotas(None, batch, self.sizes, "Batches")
+        key = as_key(key)
+        keys = key[None] if groups is None else jax.random.split(key, len(self.sizes))
+        self.keys = np.asarray(jax.random.key_data(keys))
+
+    def __len__(self) -> int:
+        """Batches with as many rows as there are: an epoch."""
+        return -(-len(self.members) // self.batch)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.several(i, 1)[0]
+
+    def several(self, first: int, count: int) -> np.ndarray:
+        """The batches first, …, first + count − 1, one in each row."""
+        first, quotas = operator.index(first), np.asarray(self.per_group)
+        if first < 0:
+            raise IndexError(f"batches are numbered from 0, not {first}")
+        streams = Shuffle(self.keys, *np.divmod(first * quotas, self.sizes))
+        _, places = streams.take((count * quotas).tolist(), self.sizes, len(self.members))
+        parts = np.split(self.members[places], np.cumsum(count * quotas)[:-1])
+        return np.concatenate([part.reshape(count, -1) for part in parts], axis=1)
+
+
+class Rows:
+    """The rows of batch i: training rows, then the validation rows of a method that takes them.
+
+    A method with validation rows sees the batches of `data.Levels`: validation above, training
+    below, each with streams of its own.
+    """
+
+    def __init__(self, images: Images, method: type[Method], batch: int, seed: int):
+        keys = {"train": as_key(seed)}
+        if method.takes_validation:
+            keys["validation"], keys["train"] = jax.random.split(keys["train"])
+        self.parts = []
+        for split, key in keys.items():
+            rows = images.rows(split)
+            groups = images.group[rows] if method.takes_groups else None
+            self.parts.append(Batches(rows, batch, key, groups))
+        self.batch = batch * len(self.parts)
+        self.epoch_batches = len(self.parts[0])
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.several(i, 1)[0]
+
+    def several(self, first: int, count: int) -> np.ndarray:
+        """The batches first, …, first + count − 1, one in each row."""
+        return np.concatenate([part.several(first, count) for part in self.parts], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +109,11 @@ class View:
     augment: bool
     train: int  # rows of a batch that are training rows
 
-    def batch(self, pixels: Array, label: Array, group: Array, key: Array) -> Batch:
+    def batch(self, rows: Any, seed: Array, number: Array) -> Batch:
+        """Batch `number` of pixels, labels and groups; the number and the seed set its crops."""
+        pixels, label, group = rows
+        # The seed's own key is that of the first parameters.
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 0x617567), number)
         given = pixels, self.size, jnp.dtype(self.dtype)
         images = augmented(key, *given) if self.augment else prepare(*given)
         return Batch(images, label, group, self.train)
@@ -61,10 +141,11 @@ class Feed:
         self.seed = devices.everywhere(np.asarray(seed, np.uint32))
         self.resident: Any = None
         if resident is None:
+            pixels, memory = images.pixels, jax.local_devices()[0].memory_stats() or {}
+            limit = SHARE * memory.get("bytes_limit", np.inf)
             # XLA's convolutions for CPUs are many times slower inside a compiled loop.
-            pixels = images.pixels
-            fits = pixels is not None and pixels.nbytes <= SHARE * memory()
-            resident = fits and jax.default_backend() != "cpu"
+            on_cpu = jax.default_backend() == "cpu"
+            resident = pixels is not None and pixels.nbytes <= limit and not on_cpu
         if resident:
             self.resident = devices.everywhere((images.pixels, images.label, images.group))
 
@@ -89,24 +170,27 @@ class Feed:
         sent = self._from(first)
         for i in range(first, first + count):
             pixels, rows = next(sent), self.rows[i]
-            label, group = (
-                self.devices.spread(a[rows]) for a in (self.images.label, self.images.group)
-            )
-            batch = (self.devices.joined(pixels, len(rows)), label, group)
+            batch = self.devices.joined(pixels, len(rows)), *self._labels(rows)
             state = _step((method, batch, jnp.asarray(i), self.seed, self.view), state)
         self._open = first + count, sent
         return state
 
+    def _labels(self, rows: np.ndarray) -> tuple[Array, Array]:
+        """The labels and groups of some rows, divided among the devices."""
+        images, spread = self.images, self.devices.spread
+        return spread(images.label[rows]), spread(images.group[rows])
+
     def _from(self, first: int) -> Any:
         """A stream of this process's pixels from a batch on."""
         if self._open is not None and self._open[0] == first:
-            sent = self._open[1]
-        else:
-            self.close()
-            mine = _Own(self.rows, self.devices.own(self.rows.batch))
-            sent = stream(self.images, mine, first, self.steps - first, self.workers)
-        self._open = None  # a stream that fails is not used again
-        return sent
+            sent, self._open = self._open[1], None  # a stream that fails is not used again
+            return sent
+        self.close()
+        return self._stream(self.rows, first, self.steps - first)
+
+    def _stream(self, batches: Any, first: int, count: int) -> Any:
+        own = self.devices.own(self.rows.batch)
+        return stream(self.images, batches, first, count, self.workers, own)
 
     def close(self) -> None:
         """Stop decoding ahead."""
@@ -150,58 +234,33 @@ class Feed:
         padded = np.concatenate([rows, np.full(-len(rows) % size, rows[-1], rows.dtype)])
         batches, spread = padded.reshape(-1, size), self.devices.spread
         view = dataclasses.replace(self.view, augment=False, train=size)
-        sent: Any = None
-        if self.resident is None:
-            own = [batch[self.devices.own(size)] for batch in batches]
-            sent = stream(self.images, own, 0, len(batches), self.workers)
-        for i, batch in enumerate(batches):
-            if sent is not None:
-                pixels = self.devices.joined(next(sent), size), None
-            else:
-                assert self.resident is not None
-                pixels = self.resident[0], spread(batch)
+        if self.resident is not None:
+            pixels = ((self.resident[0], spread(batch)) for batch in batches)
+        else:
+            sent = self._stream(batches, 0, len(batches))
+            pixels = ((self.devices.joined(part, size), None) for part in sent)
+        for i, (batch, taken) in enumerate(zip(batches, pixels)):
             inside = np.arange(size) + i * size < len(rows)
-            label, group = self.images.label[batch], self.images.group[batch]
-            yield pixels, spread(label), spread(group), spread(inside), view
-
-
-@dataclasses.dataclass(frozen=True)
-class _Own:
-    """This process's part of each batch."""
-
-    rows: Any
-    part: slice
-
-    def __getitem__(self, i: int) -> np.ndarray:
-        return self.rows[i][self.part]
+            yield taken, *self._labels(batch), spread(inside), view
 
 
 @eqx.filter_jit(donate="all-except-first")
 def _chunk(given: tuple, state: Any) -> Any:
     """Steps first … first + count − 1 as one loop; one compilation for every count."""
-    method, (pixels, label, group), numbers, count, first, seed, view, sharding = given
-    key = augmentation_key(seed)
+    method, arrays, numbers, count, first, seed, view, sharding = given
 
     def step(i: Array, state: Any) -> Any:
-        rows = numbers[i]
-        taken = [a.at[rows].get(mode="promise_in_bounds") for a in (pixels, label, group)]
+        taken = [a.at[numbers[i]].get(mode="promise_in_bounds") for a in arrays]
         taken = lax.with_sharding_constraint(taken, sharding)
-        return method.step(state, view.batch(*taken, jax.random.fold_in(key, first + i)))
+        return method.step(state, view.batch(taken, seed, first + i))
 
     return lax.fori_loop(0, count, step, state)
 
 
 @eqx.filter_jit(donate="all-except-first")
 def _step(given: tuple, state: Any) -> Any:
-    method, batch, number, seed, view = given
-    return method.step(
-        state, view.batch(*batch, jax.random.fold_in(augmentation_key(seed), number))
-    )
-
-
-def augmentation_key(seed: Array) -> Array:
-    """The key of crops and flips; the seed's own key is that of the first parameters."""
-    return jax.random.fold_in(jax.random.key(seed), 0x617567)
+    method, rows, number, seed, view = given
+    return method.step(state, view.batch(rows, seed, number))
 
 
 @eqx.filter_jit
@@ -213,7 +272,6 @@ def _judged(given: tuple) -> tuple[Array, Array, Array]:
     images = prepare(pixels, view.size, dtype=jnp.dtype(view.dtype))
     features, _ = model.encoder(images, "running")
     logits = scores(features, model.head)
-    member = (group[:, None] == jnp.arange(groups, dtype=group.dtype)[None, :]) & inside[:, None]
-    member = member.astype(jnp.float32)
+    member = membership(group, groups) * inside[:, None].astype(jnp.float32)
     right = (jnp.argmax(logits, axis=1).astype(label.dtype) == label).astype(jnp.float32)
     return right @ member, cross_entropy(logits, label) @ member, features

@@ -1,4 +1,4 @@
-"""What a method is: how one batch changes its state.
+"""What a method is: how one batch changes its state; and the two of one loss, ERM and group DRO.
 
 Every step runs the encoder forward once and backward once, on all rows of its batch together.
 """
@@ -6,16 +6,17 @@ Every step runs the encoder forward once and backward once, on all rows of its b
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array
 
-from bilevax.deep.layers import Statistics
-from bilevax.deep.networks import Encoder, Model, split
+from bilevax.deep.networks import Encoder, Model, Statistics, scores, split
 from bilevax.trees import Tree
 
 State = TypeVar("State")
@@ -76,9 +77,14 @@ def cross_entropy(logits: Array, label: Array) -> Array:
     return jax.nn.logsumexp(logits, axis=1) - own
 
 
+def membership(group: Array, groups: int) -> Array:
+    """1 where a row is of a group, [rows, groups]."""
+    return jax.nn.one_hot(group, groups, dtype=jnp.float32)
+
+
 def group_means(values: Array, group: Array, groups: int) -> Array:
     """The mean of each group's rows; 0 for a group without any."""
-    member = (group[:, None] == jnp.arange(groups, dtype=group.dtype)[None, :]).astype(jnp.float32)
+    member = membership(group, groups)
     return jnp.matmul(values, member, precision="highest") / jnp.maximum(member.sum(axis=0), 1)
 
 
@@ -88,6 +94,127 @@ def stepped(optimizer: Any, gradient: Tree, memory: Any, at: Tree) -> tuple[Tree
     return jax.tree.map(lambda a, d: a + d.astype(a.dtype), at, change), memory
 
 
-def with_trained(encoder: Encoder, trained: Tree) -> Encoder:
-    """The encoder with these parameters and its own running statistics."""
-    return eqx.combine(trained, split(encoder)[1])
+class Optimizer(eqx.Module):
+    """−rate·d with the direction d of an optax transformation.
+
+    The rate is a number of the program, not a part of its code, so one compilation serves every
+    rate. With `steps` it falls as (1 + cos(π·k/steps))/2 in step k.
+    """
+
+    direction: Any = eqx.field(static=True)
+    rate: Any
+    steps: Any = None
+
+    def init(self, at: Tree) -> tuple[Array, Any]:
+        return jnp.zeros((), jnp.int32), self.direction.init(at)
+
+    def update(self, gradient: Tree, memory: Any, at: Tree) -> tuple[Tree, Any]:
+        count, inner = memory
+        direction, inner = self.direction.update(gradient, inner, at)
+        rate = self.rate
+        if self.steps is not None:
+            share = jnp.clip(count.astype(jnp.float32) / self.steps, 0, 1)
+            rate = rate * (1 + jnp.cos(jnp.pi * share)) / 2
+        return jax.tree.map(lambda d: -rate * d, direction), (count + 1, inner)
+
+
+@functools.cache
+def direction(name: Literal["sgd", "adam"], momentum: float) -> optax.GradientTransformation:
+    """The same object each time, so that a program that was compiled with it is found again."""
+    if name == "adam":
+        return optax.scale_by_adam(b1=momentum)
+    return optax.trace(decay=momentum) if momentum else optax.identity()
+
+
+class WeightedState(eqx.Module):
+    encoder: Any
+    head: Array
+    weights: Array  # q, of the groups
+    memory: Any  # the optimizer's
+    loss: Array
+
+
+class Weighted(Method[WeightedState]):
+    """A method that minimises one weighted loss of the training rows, plus l2/2·‖(x1, y1)‖².
+
+    It has the fields `optimizer`, `groups`, `l2` and `statistics`.
+    """
+
+    @abc.abstractmethod
+    def weigh(self, losses: Array, group: Array, weights: Array) -> tuple[Array, Array]:
+        """The loss that the losses of the rows make, and the new weights of the groups."""
+
+    def init(self: Any, model: Model) -> WeightedState:
+        return WeightedState(
+            encoder=model.encoder,
+            head=model.head,
+            weights=jnp.full(self.groups, 1 / self.groups, jnp.float32),
+            memory=self.optimizer.init((split(model.encoder)[0], model.head)),
+            loss=jnp.zeros((), jnp.float32),
+        )
+
+    def model(self, state: WeightedState) -> Model:
+        return Model(state.encoder, state.head)
+
+    def step(self: Any, state: WeightedState, batch: Batch) -> WeightedState:
+        def loss_of(features: Array, head: Array) -> tuple[Array, Array]:
+            losses = cross_entropy(scores(features, head), batch.label)
+            return self.weigh(losses, batch.group, state.weights)
+
+        features, pull, encoder = encoded(state.encoder, batch.images, self.statistics)
+        slopes_of = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
+        (loss, weights), (of_features, of_head) = slopes_of(features, state.head)
+        at = (split(state.encoder)[0], state.head)
+        gradient = jax.tree.map(lambda g, a: g + self.l2 * a, (pull(of_features), of_head), at)
+        (trained, head), memory = stepped(self.optimizer, gradient, state.memory, at)
+        encoder = eqx.combine(trained, split(encoder)[1])  # which has the new statistics
+        return WeightedState(encoder, head, weights, memory, loss)
+
+
+class ERM(Weighted):
+    """min over (x1, y1) of the mean loss over all rows, plus l2/2·‖(x1, y1)‖²."""
+
+    takes_groups: ClassVar[bool] = False
+
+    optimizer: Any  # optax's, or an `Optimizer`
+    groups: int = eqx.field(static=True)
+    l2: Any = 0.0
+    statistics: Statistics = eqx.field(static=True, default="batch")
+
+    def weigh(self, losses: Array, group: Array, weights: Array) -> tuple[Array, Array]:
+        return jnp.sum(losses * (1 / losses.shape[0])), weights
+
+    def seen(self, state: WeightedState) -> dict[str, Array]:
+        return {"loss": state.loss}
+
+
+class GroupDRO(Weighted):
+    """Group DRO as published (Sagawa et al. 2020), with the regulariser of `eq:dro_lower`.
+
+    With L_g the batch's mean loss of group g and n_g its training rows:
+    q_g ← q_g·exp(s·(L_g + C/√n_g − η·(q_g − 1/G))), scaled to sum 1; then a step of the optimizer
+    on Σ_g q_g·L_g + l2/2·‖(x1, y1)‖². As published, η = 0; C is `adjustment`, s is `step_q`.
+    """
+
+    optimizer: Any
+    counts: Array = eqx.field(converter=lambda n: jnp.asarray(n, jnp.float32))  # n_g
+    eta: Any = 0.0
+    adjustment: Any = 0.0
+    step_q: Any = 0.01
+    l2: Any = 0.0
+    statistics: Statistics = eqx.field(static=True, default="batch")
+
+    @property
+    def groups(self) -> int:
+        return self.counts.shape[0]
+
+    def weigh(self, losses: Array, group: Array, weights: Array) -> tuple[Array, Array]:
+        means = group_means(losses, group, self.groups)
+        far = weights - 1 / self.groups
+        gain = means + self.adjustment * self.counts**-0.5 - self.eta * far
+        new = jax.nn.softmax(jnp.log(weights) + self.step_q * jax.lax.stop_gradient(gain))
+        new = jnp.maximum(new, 1e-12)  # a weight that underflows could never come back
+        return jnp.sum(new * means), new
+
+    def seen(self, state: WeightedState) -> dict[str, Array]:
+        return {"loss": state.loss, "weights": state.weights}

@@ -1,29 +1,48 @@
-"""All settings of a training run, as flags, as a file and as a Python object."""
+"""All settings of a training run, as flags, as a file and as a Python object; and the data, the
+network and the method that they name."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import tyro
 
 from bilevax.arguments import non_negative, positive, whole
-from bilevax.deep.networks import ENCODERS
+from bilevax.deep.bilevel import BilevelDRO
+from bilevax.deep.dominoes import dominoes
+from bilevax.deep.methods import ERM, GroupDRO, Method, Optimizer, direction
+from bilevax.deep.networks import ENCODERS, Model, load_encoder, model
+from bilevax.deep.pixels import Images, load
+from bilevax.deep.tables import open_table
 
 Network = Literal["cnn", "resnet18", "resnet34", "resnet50"]
 MethodName = Literal["bilevel", "group-dro", "erm"]
+METHODS: dict[str, type[Method]] = {"bilevel": BilevelDRO, "group-dro": GroupDRO, "erm": ERM}
 assert get_args(Network) == tuple(ENCODERS)
+assert get_args(MethodName) == tuple(METHODS)
 
 #: The file of a run's settings in its folder.
 SETTINGS = "settings.json"
 #: Settings that a resumed run may change: the steps it takes are the same. (The rows of the data
 #: are compared too. On an accelerator, other memory may mean another program, and rounding.)
 FREE = ("data", "out", "cache", "memory_gb", "workers", "patience", "save_every", "chunk")
+#: Which numbers a setting may be, if it is not None.
+CHECKS: tuple[tuple[Callable[[Any, str], None], str], ...] = (
+    (positive, "learning_rate rho smoothness diameter epsilon tau step_q memory_gb"),
+    (non_negative, "l2 theta adjustment momentum eta"),
+    (functools.partial(whole, least=1), "batch epochs iterations size chunk patience save_every"),
+    (functools.partial(whole, least=0), "seed workers"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,20 +130,10 @@ class Settings:
     def __post_init__(self):
         for name, value in vars(self).items():
             object.__setattr__(self, name, _checked(name, value))
-        for name in ("learning_rate", "rho", "smoothness", "diameter", "epsilon", "tau", "step_q"):
-            positive(getattr(self, name), name)
-        positive(self.memory_gb, "memory_gb")
-        for name in ("l2", "theta", "adjustment", "momentum"):
-            non_negative(getattr(self, name), name)
-        if self.eta is not None:
-            non_negative(self.eta, "eta")
-        for name in ("batch", "epochs", "iterations", "size", "chunk"):
-            whole(getattr(self, name), name, 1)
-        for name in ("patience", "save_every"):
-            if getattr(self, name) is not None:
-                whole(getattr(self, name), name, 1)
-        for name in ("seed", "workers"):
-            whole(getattr(self, name), name, 0)
+        for check, names in CHECKS:
+            for name in names.split():
+                if getattr(self, name) is not None:
+                    check(getattr(self, name), name)
         if self.seed >= 1 << 32:
             raise ValueError(f"seed must be less than 2³², not {self.seed}")
         if not 0 <= self.correlation <= 1:
@@ -158,13 +167,12 @@ class Settings:
 
 def from_dict(values: Mapping[str, Any], source: str) -> Settings:
     """Settings by name; refuses unknown names and values of a wrong type."""
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
-    unknown = [name for name in values if name.replace("-", "_") not in fields]
-    if unknown:
-        raise ValueError(f"{source}: there is no setting {unknown[0]!r}")
+    known = {field.name for field in dataclasses.fields(Settings)}
     given: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
+        if name not in known:
+            raise ValueError(f"{source}: there is no setting {key!r}")
         if name in given:
             raise ValueError(f"{source}: {name} is given twice")
         given[name] = value
@@ -211,8 +219,7 @@ def _checked(name: str, value: Any) -> Any:
             return float(value)
         if type(value) is kind or (choices and value in choices):
             return value
-    choices = get_args(hint) if get_origin(hint) is Literal else ()
-    allowed = f"; it is one of {', '.join(choices)}" if choices else ""
+    allowed = f"; it is one of {', '.join(get_args(hint))}" if get_origin(hint) is Literal else ""
     raise ValueError(f"{name} cannot be {value!r}{allowed}")
 
 
@@ -226,3 +233,49 @@ def check_same_run(settings: Settings) -> None:
                 f"{settings.out} was made with {name} = {saved[name]!r}, not {value!r}: resume it "
                 "with its own settings, or train into another folder"
             )
+
+
+def images_of(settings: Settings) -> Images:
+    """The data set, by the layout of its folder."""
+    s, path = settings, settings.data
+    if (path / "mnist").is_dir() and (path / "fashion-mnist").is_dir():
+        return dominoes(path, s.correlation, seed=s.seed)
+    ways = {"workers": s.workers, "cache": s.cache, "limit_gb": s.memory_gb}
+    return load(open_table(path), s.size, **ways)
+
+
+def model_of(settings: Settings, classes: int) -> Model:
+    """The network before the first step."""
+    made = model(settings.network, classes, jax.random.key(settings.seed))
+    if settings.weights is None:
+        return made
+    return Model(load_encoder(made.encoder, settings.weights), made.head)
+
+
+def precision_of(settings: Settings) -> Literal["bfloat16", "float32"]:
+    if settings.precision != "auto":
+        return settings.precision
+    return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
+def method_of(settings: Settings, counts: np.ndarray, steps: int, optimizer: Any = None) -> Method:
+    """The method with its constants as arrays, so that one program serves them all.
+
+    `counts` are the training rows of each group, `steps` the steps of the whole run; `optimizer`
+    replaces the one that the settings name.
+    """
+    s, number = settings, lambda value: jnp.asarray(value, jnp.float32)
+    if optimizer is None and s.optimizer != "none":
+        fall = number(steps) if s.schedule == "cosine" else None
+        optimizer = Optimizer(direction(s.optimizer, s.momentum), number(s.learning_rate), fall)
+    chosen: Any = lambda *names: {name: number(getattr(s, name)) for name in names}
+    given: dict[str, Any] = {"optimizer": optimizer, **chosen("l2")}
+    given["statistics"] = "batch" if s.batch_norm == "batch" else "running"
+    if s.method == "erm":
+        return ERM(groups=len(counts), **given)
+    first_eta = 1.0 if s.method == "bilevel" else 0.0
+    given["eta"] = number(first_eta if s.eta is None else s.eta)
+    if s.method == "group-dro":
+        return GroupDRO(counts=number(counts), **given, **chosen("adjustment", "step_q"))
+    given |= chosen("rho", "smoothness", "diameter", "epsilon", "tau", "theta")
+    return BilevelDRO(len(counts), iterations=s.iterations, **given)

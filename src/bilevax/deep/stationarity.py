@@ -10,11 +10,10 @@ BilevelDRO, `eq:dro_nested` with x1 = η: ε-KKT of
     min over η ≥ 1e-6 and (y1, y2), max over x2 in Δ of  Σ_g x2_g·V_g(y1),  where (y1, y2) is a
     saddle point of  Σ_g y2_g·L_g(y1) − η/2·‖y2 − 1/G‖² + l2/2·‖y1‖²,  ‖y1‖ ≤ R, y2 in Δ,
 
-with the witnesses z1, z2 and ρ of the method's state. The ball changes nothing: whatever y2 is, the
-best head h has l2/2·‖h‖² ≤ log K, the value at h = 0, so it lies in the ball of radius
-√(2·log(K)/l2). R is at least that, and twice the norm of y1 and of z1, so that these are inside. A
-bounded domain is what makes the gap of a sampled certificate finite. Where l2 = 0 there is no such
-bound: the domain is unbounded, and the gap and ε are infinite.
+with the witnesses z1, z2 and ρ of the method's state. The ball makes the gap of a sampled
+certificate finite, and changes nothing: whatever y2 is, the best head h has l2/2·‖h‖² ≤ log K, the
+value at h = 0, so ‖h‖ ≤ √(2·log(K)/l2). R is at least that, and twice the norms of y1 and z1, so
+that these are inside. Where l2 = 0 there is no ball, and the gap and ε are infinite.
 
 GroupDRO: ε-stationarity of (h, q) in
 
@@ -39,8 +38,7 @@ from jaxtyping import Array
 from bilevax.certificates import SampledCertificate, certify
 from bilevax.data import Levels, Stratified
 from bilevax.deep.bilevel import LEAST_ETA, BilevelDRO, BilevelState
-from bilevax.deep.group_dro import ERM, GroupDRO, WeightedState
-from bilevax.deep.methods import Method, cross_entropy, group_means
+from bilevax.deep.methods import ERM, GroupDRO, Method, WeightedState, cross_entropy, group_means
 from bilevax.deep.networks import scores
 from bilevax.deep.pixels import Images
 from bilevax.problems import BilevelProblem, MinimaxProblem, Point
@@ -61,16 +59,14 @@ def head_certificate(
     """
 
     def source(split: str) -> Stratified:
-        rows = images.rows(split)
-        arrays = {"features": features[split], "label": images.label[rows]}
-        group, most = images.group[rows], min(ROWS, ENTRIES // features[split].shape[1], len(rows))
-        batch = max(most, len(images.groups))
-        return Stratified({**arrays, "group": group}, groups=group, batch=batch)
+        rows, own = images.rows(split), features[split]
+        arrays = {"features": own, "label": images.label[rows], "group": images.group[rows]}
+        batch = max(min(ROWS, ENTRIES // own.shape[1], len(rows)), len(images.groups))
+        return Stratified(arrays, groups=arrays["group"], batch=batch)
 
     # Copies on one device: the arrays of a run may lie on many.
     copy = lambda a: jnp.asarray(np.asarray(a)) if eqx.is_array(a) else a
-    local = lambda tree: jax.tree.map(copy, tree)
-    found = head_problem(local(method), local(state), source, images.counts[0])
+    found = head_problem(*jax.tree.map(copy, (method, state)), source, images.counts[0])
     if found is None:
         return None
     with jax.numpy_dtype_promotion("standard"):  # float32 data where float64 is the default

@@ -2,50 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
+Names: TypeAlias = tuple[str, ...]
 SPLITS = ("train", "validation", "test")
 #: The names that a table may give the splits.
 _CALLED = {"train": 0, "validation": 1, "val": 1, "test": 2, "0": 0, "1": 1, "2": 2}
-#: The side of the square that is cut out of CelebA's images of 178 × 218 pixels.
-_CELEBA_CROP = 178
-#: Waterbirds is resized to 256 pixels where the network sees the middle 224.
-_WATERBIRDS_MARGIN = 256 / 224
+#: Codes of columns that must have one of these values.
+_BINARY, _SIGN, _PART = {"0": 0, "1": 1}, {"-1": 0, "1": 1}, {"0": 0, "1": 1, "2": 2}
+
+
+class Grouped:
+    """Rows that each have a split and a group."""
+
+    group: np.ndarray  # int32, a number in `groups`
+    split: np.ndarray  # int8, a number in SPLITS
+    groups: Names
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many images each split (row) has of each group (column)."""
+        shape = (len(SPLITS), len(self.groups))
+        cells = np.ravel_multi_index((self.split, self.group), shape)
+        return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
 
 
 @dataclass(frozen=True)
-class ImageTable:
+class ImageTable(Grouped):
     """A data set without its pixels."""
 
     name: str
     files: tuple[Path, ...]
     label: np.ndarray  # int32, a number in `classes`
-    group: np.ndarray  # int32, a number in `groups`
-    split: np.ndarray  # int8, a number in SPLITS
-    classes: tuple[str, ...]
-    groups: tuple[str, ...]
+    group: np.ndarray
+    split: np.ndarray
+    classes: Names
+    groups: Names
     crop: int | None = None  # the side of the centred square that is cut out first
     margin: float = 1.0  # the side that is stored, over the side that the network sees
 
     def __len__(self) -> int:
         return len(self.files)
-
-    @property
-    def counts(self) -> np.ndarray:
-        """How many images each split (row) has of each group (column)."""
-        return group_counts(self.split, self.group, len(self.groups))
-
-
-def group_counts(split: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
-    """How many images each split (row) has of each group (column)."""
-    cells = split.astype(np.int64) * groups + group
-    return np.bincount(cells, minlength=len(SPLITS) * groups).reshape(len(SPLITS), groups)
 
 
 def open_table(path: str | os.PathLike[str]) -> ImageTable:
@@ -53,10 +58,9 @@ def open_table(path: str | os.PathLike[str]) -> ImageTable:
     path = Path(path)
     if path.is_file() and path.suffix.lower() == ".csv":
         return manifest(path)
-    if (path / "metadata.csv").is_file():
-        return waterbirds(path)
-    if (path / "list_attr_celeba.csv").is_file():
-        return celeba(path)
+    for name, reader in (("metadata.csv", waterbirds), ("list_attr_celeba.csv", celeba)):
+        if (path / name).is_file():
+            return reader(path)
     known = (
         "a CSV file with the columns filename, label, group and split; Waterbirds, a folder with "
         "metadata.csv; CelebA, a folder with list_attr_celeba.csv"
@@ -71,13 +75,14 @@ def waterbirds(folder: str | os.PathLike[str]) -> ImageTable:
     path = Path(folder) / "metadata.csv"
     rows = _Rows(path)
     for row, (name, y, place, split) in _read(path, ("img_filename", "y", "place", "split")):
-        label = rows.known(row, "y", y, {"0": 0, "1": 1})
-        where = rows.known(row, "place", place, {"0": 0, "1": 1})
-        part = rows.known(row, "split", split, {"0": 0, "1": 1, "2": 2})
+        label = rows.known(row, "y", y, _BINARY)
+        where = rows.known(row, "place", place, _BINARY)
+        part = rows.known(row, "split", split, _PART)
         rows.add(row, name, label, 2 * label + where, part)
     classes = ("landbird", "waterbird")
     groups = tuple(f"{bird} on {where}" for bird in classes for where in ("land", "water"))
-    return rows.table("waterbirds", Path(folder), classes, groups, margin=_WATERBIRDS_MARGIN)
+    # Resized to 256 pixels where the network sees the middle 224.
+    return rows.table("waterbirds", Path(folder), classes, groups, margin=256 / 224)
 
 
 def celeba(
@@ -92,22 +97,22 @@ def celeba(
     for row, (name, part) in _read(parts, ("image_id", "partition")):
         if name in part_of:
             raise ValueError(f"{parts}, row {row}: {name} was in an earlier row too; drop one")
-        part_of[name] = partition.known(row, "partition", part, {"0": 0, "1": 1, "2": 2})
+        part_of[name] = partition.known(row, "partition", part, _PART)
     for row, (name, y, other) in _read(path, ("image_id", target, confounder)):
         if name not in part_of:
             raise ValueError(f"{path}, row {row}: {name} is not in {parts.name}")
-        label = attributes.known(row, target, y, {"-1": 0, "1": 1})
-        with_it = attributes.known(row, confounder, other, {"-1": 0, "1": 1})
+        label = attributes.known(row, target, y, _SIGN)
+        with_it = attributes.known(row, confounder, other, _SIGN)
         attributes.add(row, name, label, 2 * label + with_it, part_of[name])
-    if alone := sorted(part_of.keys() - set(attributes.names)):
+    if alone := sorted(part_of.keys() - attributes.codes.keys()):
         raise ValueError(f"{parts}: {few(alone)} not in {path.name}")
     classes = (f"not {target}", target)
     groups = tuple(f"{c}, {m}" for c in classes for m in (f"not {confounder}", confounder))
     images = Path(folder) / "img_align_celeba"
-    # As Kaggle packs it.
-    doubled = images / "img_align_celeba"
+    doubled = images / images.name  # as Kaggle packs it
     images = doubled if doubled.is_dir() else images
-    return attributes.table("celeba", images, classes, groups, crop=_CELEBA_CROP)
+    # The middle square of 178 × 218 pixels.
+    return attributes.table("celeba", images, classes, groups, crop=178)
 
 
 def manifest(path: str | os.PathLike[str]) -> ImageTable:
@@ -118,16 +123,13 @@ def manifest(path: str | os.PathLike[str]) -> ImageTable:
     """
     path = Path(path)
     read = list(_read(path, ("filename", "label", "group", "split")))
-    classes = _in_order({label for _, (_, label, _, _) in read})
-    groups = _in_order({group for _, (_, _, group, _) in read})
-    label_number, group_number = (
-        {t: i for i, t in enumerate(names)} for names in (classes, groups)
-    )
+    labels = _numbered({label for _, (_, label, _, _) in read})
+    groups = _numbered({group for _, (_, _, group, _) in read})
     rows = _Rows(path)
     for row, (name, label, group, split) in read:
         part = rows.known(row, "split", split.lower(), _CALLED)
-        rows.add(row, name, label_number[label], group_number[group], part)
-    return rows.table(path.stem, path.parent, classes, groups)
+        rows.add(row, name, labels[label], groups[group], part)
+    return rows.table(path.stem, path.parent, tuple(labels), tuple(groups))
 
 
 class _Rows:
@@ -135,9 +137,7 @@ class _Rows:
 
     def __init__(self, path: Path):
         self.path = path
-        self.names: list[str] = []
-        self.codes: list[tuple[int, int, int]] = []  # label, group, split
-        self.row_of: dict[str, int] = {}  # in the file, of each name
+        self.codes: dict[str, tuple[int, int, int, int]] = {}  # label, group, split, row
 
     def known(self, row: int, column: str, value: str, codes: dict[str, int]) -> int:
         if value not in codes:
@@ -153,47 +153,37 @@ class _Rows:
                 "relative to it"
             )
         name = os.path.normpath(name)
-        if name in self.row_of:
-            before = self.row_of[name]
-            first, second = SPLITS[self.codes[self.names.index(name)][2]], SPLITS[split]
+        if name in self.codes:
+            _, _, part, before = self.codes[name]
             raise ValueError(
-                f"{self.path}: rows {before} ({first}) and {row} ({second}) both name {name}; an "
-                "image may be in one row only"
+                f"{self.path}: rows {before} ({SPLITS[part]}) and {row} ({SPLITS[split]}) both "
+                f"name {name}; an image may be in one row only"
             )
-        self.names.append(name)
-        self.codes.append((label, group, split))
-        self.row_of[name] = row
+        self.codes[name] = label, group, split, row
 
     def table(
-        self,
-        name: str,
-        folder: Path,
-        classes: Sequence[str],
-        groups: Sequence[str],
-        crop: int | None = None,
-        margin: float = 1.0,
+        self, name: str, folder: Path, classes: Names, groups: Names, **size: Any
     ) -> ImageTable:
-        codes = np.array(self.codes, np.int32)
-        label, group, split = codes[:, 0].copy(), codes[:, 1].copy(), codes[:, 2].astype(np.int8)
+        label, group, split, _ = np.array(list(self.codes.values()), np.int32).T.copy()
+        files = tuple(folder / own for own in self.codes)
+        split = split.astype(np.int8)
+        table = ImageTable(name, files, label, group, split, classes, groups, **size)
         if len(seen := np.unique(label)) < 2:
             raise ValueError(
                 f"{self.path}: the label is {classes[seen[0]]!r} in every row; there is nothing to "
                 "tell apart"
             )
-        counts = group_counts(split, group, len(groups))
         absent = [
-            f"{groups[g]!r} has no image in {SPLITS[s]}" for s, g in zip(*np.nonzero(counts == 0))
+            f"{groups[g]!r} has no image in {SPLITS[s]}"
+            for s, g in zip(*np.nonzero(table.counts == 0))
         ]
         if absent:
             raise ValueError(
                 f"{self.path}: every group must be in every split, but {'; '.join(absent[:6])}"
                 f"{'; …' if len(absent) > 6 else ''}. Move images, or merge groups"
             )
-        _check_files(self.path, folder, self.names)
-        files = tuple(folder / n for n in self.names)
-        return ImageTable(
-            name, files, label, group, split, tuple(classes), tuple(groups), crop, margin
-        )
+        _check_files(self.path, files)
+        return table
 
 
 def _read(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
@@ -202,21 +192,17 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]
         raise FileNotFoundError(f"there is no file {path}")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            header = [name.strip() for name in next(reader, [])]
+            reader = csv.DictReader(file, restval="")
+            reader.fieldnames = header = [name.strip() for name in reader.fieldnames or []]
             if not header:
                 raise ValueError("it is empty")
             for column in columns:
                 if header.count(column) != 1:
                     how = "more than one column" if column in header else "no column"
                     raise ValueError(f"it has {how} {column!r}; there are {', '.join(header)}")
-            places = [header.index(column) for column in columns]
             row = 0
             for values in reader:
-                if not values:
-                    continue
-                row = reader.line_num
-                found = [values[p].strip() if p < len(values) else "" for p in places]
+                row, found = reader.line_num, [values[column].strip() for column in columns]
                 if "" in found:
                     raise ValueError(f"row {row} has nothing in {columns[found.index('')]!r}")
                 yield row, found
@@ -228,36 +214,25 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]
         raise ValueError(f"{path}: {error}") from None
 
 
-def _in_order(values: set[str]) -> tuple[str, ...]:
-    """Whole numbers by their size, other text by the alphabet."""
+def _numbered(values: set[str]) -> dict[str, int]:
+    """Numbers from 0: whole numbers by their size, other text by the alphabet."""
     try:
-        return tuple(sorted(values, key=lambda v: (int(v), v)))
+        ordered = sorted(values, key=lambda v: (int(v), v))
     except ValueError:
-        return tuple(sorted(values))
+        ordered = sorted(values)
+    return {value: number for number, value in enumerate(ordered)}
 
 
-def _check_files(path: Path, folder: Path, names: Sequence[str]) -> None:
+def _check_files(path: Path, files: Sequence[Path]) -> None:
     """Refuse missing files, with one look into each folder."""
-    there: dict[str, set[str]] = {}
-    missing = []
-    for name in names:
-        below, last = os.path.split(name)
-        if below not in there:
-            there[below] = _files_in(folder / below)
-        if last not in there[below]:
-            missing.append(str(folder / name))
-    if missing:
+    there: set[Path] = set()
+    for folder in {file.parent for file in files}:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as seen:
+            there.update(folder / entry.name for entry in seen if entry.is_file())
+    if missing := [str(file) for file in files if file not in there]:
         raise FileNotFoundError(
-            f"{path}: {len(missing)} of its {len(names)} files are not there: {few(missing)}"
+            f"{path}: {len(missing)} of its {len(files)} files are not there: {few(missing)}"
         )
-
-
-def _files_in(folder: Path) -> set[str]:
-    try:
-        with os.scandir(folder) as entries:
-            return {entry.name for entry in entries if entry.is_file()}
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
 
 
 def few(names: Sequence[str]) -> str:

@@ -17,18 +17,24 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from bilevax.deep.batches import Rows
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices, first
 from bilevax.deep.evaluation import judged_on_all
-from bilevax.deep.factories import METHODS, images_of, method_of, model_of, precision_of
-from bilevax.deep.feed import Feed, View
-from bilevax.deep.log import Log
-from bilevax.deep.networks import Model
+from bilevax.deep.feed import Feed, Rows, View
+from bilevax.deep.networks import Model, save_model
 from bilevax.deep.pixels import Images
-from bilevax.deep.settings import SETTINGS, Settings, check_same_run
-from bilevax.deep.weights import save_model
+from bilevax.deep.settings import (
+    METHODS,
+    SETTINGS,
+    Settings,
+    check_same_run,
+    images_of,
+    method_of,
+    model_of,
+    precision_of,
+)
 from bilevax.files import write_json
+from bilevax.progress import Progress
 
 #: Passes of the encoder over the rows of a batch, in one step of any method.
 PASSES = {"forward": 1, "backward": 1}
@@ -74,7 +80,7 @@ def train(
     images = images_of(settings) if images is None else images
     run = Run(settings, images, optimizer)
     run.open_folder(resume)
-    log = Log(settings.out / "logs", images.groups, run.total, run.step, show)
+    log = Log(run, show)
     if run.history:
         log.judged(run.step, "validation", run.history[-1]["validation"])
     try:
@@ -90,10 +96,8 @@ class Run:
     """A training run: its method, its state, and how far it is."""
 
     def __init__(self, settings: Settings, images: Images, optimizer: Any = None):
-        self.settings, self.images = settings, images
-        kind = METHODS[settings.method]
-        rows = Rows(images, kind, settings.batch, settings.seed)
-        self.devices = Devices()
+        self.settings, self.images, self.devices = settings, images, Devices()
+        rows = Rows(images, METHODS[settings.method], settings.batch, settings.seed)
         view = View(images.size, precision_of(settings), settings.augment, settings.batch)
         self.per_epoch = rows.epoch_batches
         self.total = settings.epochs * self.per_epoch
@@ -101,9 +105,8 @@ class Run:
             images, rows, view, self.devices, settings.seed,
             steps=self.total, chunk=settings.chunk, workers=settings.workers,
         )  # fmt: skip
-        self.method = self.devices.everywhere(
-            method_of(settings, images.counts[0], self.total, optimizer)
-        )
+        method = method_of(settings, images.counts[0], self.total, optimizer)
+        self.method = self.devices.everywhere(method)
         begin = self.method.init(model_of(settings, len(images.classes)))
         self.state = self.devices.everywhere(begin)
         self.checkpoints = Checkpoints(settings.out / "checkpoints")
@@ -127,23 +130,23 @@ class Run:
             self._resume()
         elif holds_anything(out) and not known.is_file():
             raise ValueError(f"the folder {out} holds no run: there is no {known.name}")
-        if jax.process_count() > 1:  # all processes look before the first one writes
-            multihost_utils.sync_global_devices("the folder is as it was")
+        # All processes look before the first one writes.
+        multihost_utils.sync_global_devices("the folder is as it was")
         if first():
             out.mkdir(parents=True, exist_ok=True)
             write_json(known, self.settings.as_dict())
 
     def _resume(self) -> None:
-        about = self.checkpoints.about("last") or {}
+        about, out = self.checkpoints.about("last") or {}, self.settings.out
         if about.get("sampler") != SAMPLER:
             raise ValueError(
-                f"{self.settings.out} was trained by an earlier version of bilevax, which drew "
-                "other batches; it can be evaluated, but not resumed: train into another folder"
+                f"{out} was trained by an earlier version of bilevax, which drew other batches; it "
+                "can be evaluated, but not resumed: train into another folder"
             )
         if about.get("data") != self._data():
             raise ValueError(
-                f"{self.settings.out} was trained with other images than {self.settings.data} now "
-                "has: other rows, labels, groups or splits; train into another folder"
+                f"{out} was trained with other images than {self.settings.data} now has: other "
+                "rows, labels, groups or splits; train into another folder"
             )
         saved = self.checkpoints.last(self.state)
         assert saved is not None
@@ -160,13 +163,11 @@ class Run:
 
     def epochs(self, log: Log, asked: threading.Event) -> None:
         """Take all steps that are left, or stop early when patience runs out."""
-        every = self.settings.save_every or self.per_epoch
-        while self.step < self.total and not self._out_of_patience():
+        stops = (self.per_epoch, self.settings.save_every or self.per_epoch)
+        patience = self.settings.patience or self.total
+        while self.step < self.total and self._since_best() < patience:
             saved = self.step
-            end = min(
-                (self.step // self.per_epoch + 1) * self.per_epoch,
-                (self.step // every + 1) * every,
-            )
+            end = min((saved // every + 1) * every for every in stops)
             while self.step < end and not any_of(asked):
                 self._advance(min(self.settings.chunk, end - self.step), log)
             if self.step > saved:
@@ -211,10 +212,6 @@ class Run:
         worst = [epoch["validation"]["worst"] for epoch in self.history]
         return len(worst) - 1 - int(np.argmax(worst)) if worst else 0
 
-    def _out_of_patience(self) -> bool:
-        patience = self.settings.patience
-        return patience is not None and self._since_best() >= patience
-
     def _save(self, best: bool) -> None:
         about = {
             "settings": self.settings.as_dict(),
@@ -252,6 +249,50 @@ class Run:
         if first():
             write_json(self.settings.out / "results.json", results)
         return Trained(model, results)
+
+
+class Log:
+    """A progress bar, and TensorBoard's curves; only the first process shows and writes them."""
+
+    def __init__(self, run: Run, show: bool):
+        from tensorboardX import SummaryWriter
+
+        self._groups, begun = run.images.groups, run.step
+        wanted = None if show and first() else False
+        self._bar = Progress(wanted, total=run.total, unit="steps", label="training", done=begun)
+        self._notes: dict[str, str] = {}
+        # What a killed run wrote after its last checkpoint is not part of this run.
+        folder = str(run.settings.out / "logs")
+        self._writer = SummaryWriter(folder, purge_step=begun + 1, write_to_disk=first())
+
+    def steps(self, at: int, seen: dict[str, Any], rate: float) -> None:
+        """After some steps: what the method shows, and images per second."""
+        self._notes["images/s"] = f"{rate:,.0f}"
+        if "eta" in seen:
+            self._notes["η"] = f"{float(seen['eta']):.3g}"
+        self._bar.show(at, **self._notes)
+        self._writer.add_scalar("images per second", rate, at)
+        for name, value in seen.items():
+            if np.ndim(value) == 0:
+                self._writer.add_scalar(name, float(value), at)
+            else:
+                self._of_groups(name, value, at)
+
+    def judged(self, at: int, split: str, found: dict[str, Any]) -> None:
+        """After an epoch: accuracies and losses on a split."""
+        self._notes[f"{split} worst"] = f"{100 * found['worst']:.1f} %"
+        self._bar.show(None, **self._notes)
+        for name in ("average", "worst", "loss", "worst_loss"):
+            self._writer.add_scalar(f"{split} {name.replace('_', ' ')}", found[name], at)
+        self._of_groups(f"{split} accuracy", found["groups"], at)
+
+    def _of_groups(self, name: str, values: Any, at: int) -> None:
+        for group, value in zip(self._groups, values):
+            self._writer.add_scalar(f"{name}/{group}", float(value), at)
+
+    def close(self) -> None:
+        self._bar.close()
+        self._writer.close()
 
 
 def holds_anything(folder: Path) -> bool:
