@@ -38,4 +38,3 @@ def few_programs():
     yield
     if crowded():
         jax.clear_caches()
-        functions.forget()

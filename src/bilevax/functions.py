@@ -8,58 +8,21 @@ from typing import Any, cast
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
-
-from bilevax.arguments import tracing
-
-# What each function was traced to, by the shapes of its arguments.
-_TRACES: weakref.WeakKeyDictionary[Any, dict[Any, tuple[ClosedJaxpr, Any]]] = (
-    weakref.WeakKeyDictionary()
-)
-
-# Settings of JAX that change what a function is traced to.
-SETTINGS = (
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_default_matmul_precision",
-)
+from jax.extend.core import jaxprs_in_params
 
 
 class Function(eqx.Module):
     """A function that a user wrote, called from many places of many programs.
 
-    JAX would run the user's Python code again at each of them. Here the first call with arguments
-    of some shapes records what the code computes, and the others replay the record.
+    Without `jit` its Python code would run again at each of them. With it JAX records at the first
+    call with arguments of some shapes what the code computes, and every program has the record
+    itself in it, not a call.
     """
 
     function: Callable[..., Any]
 
-    def __call__(self, *arguments: Any) -> Any:
-        leaves, structure = jax.tree.flatten(arguments)
-        try:
-            traces = _TRACES.setdefault(self.function, {})
-        except TypeError:  # an object without a hash or without weak references
-            return self.function(*arguments)
-        key = (structure, *map(_kind, leaves), *_settings())
-        if key not in traces:
-            shapes = [jax.ShapeDtypeStruct(*_kind(leaf)[:2]) for leaf in leaves]
-            called = jax.tree.unflatten(structure, shapes)
-            closed, shape = jax.make_jaxpr(self.function, return_shape=True)(*called)
-            if any(tracing(constant) for constant in closed.consts):
-                return self.function(*arguments)  # it holds numbers of a program being traced
-            traces[key] = closed, jax.tree.structure(shape)
-        closed, structure = traces[key]
-        strong = [jnp.asarray(leaf, jnp.result_type(leaf)) for leaf in leaves]
-        return jax.tree.unflatten(structure, jaxpr_as_fun(closed)(*strong))
-
-
-def _kind(leaf: Any) -> tuple[tuple[int, ...], Any]:
-    return jnp.shape(leaf), jnp.result_type(leaf)
-
-
-def _settings() -> tuple[Any, ...]:
-    return (jnp.result_type(float), *(getattr(jax.config, name) for name in SETTINGS))
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return jax.jit(self.function, inline=True)(*arguments, **named)
 
 
 def as_function(function: Any, name: str) -> Callable[..., Any]:
@@ -68,8 +31,18 @@ def as_function(function: Any, name: str) -> Callable[..., Any]:
         raise TypeError(f"{name} must be a function of the variables, not {function!r}")
     called = cast(Callable[..., Any], function)
     # A module has arrays of its own, which are arguments of a program and no part of a record.
-    plain_function = jax.tree_util.treedef_is_leaf(jax.tree.structure(called))
-    return Function(called) if plain_function else called
+    is_module = not jax.tree_util.treedef_is_leaf(jax.tree.structure(called))
+    return called if is_module or not _recordable(called) else Function(called)
+
+
+def _recordable(function: Callable[..., Any]) -> bool:
+    """Whether JAX can keep a record for an object: it needs a hash and weak references."""
+    try:
+        hash(function)
+        weakref.ref(function)
+    except TypeError:
+        return False
+    return True
 
 
 def plain(function: Any) -> Any:
@@ -85,8 +58,3 @@ def operations(function: Callable[..., Any], *arguments: Any) -> int:
         return len(jaxpr.eqns) + sum(map(count, inner))
 
     return count(jax.make_jaxpr(function)(*arguments).jaxpr)
-
-
-def forget() -> None:
-    """Drop all records."""
-    _TRACES.clear()

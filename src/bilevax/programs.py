@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from bilevax.arguments import tracing
-from bilevax.functions import forget
 
 # On a CPU these options make the compiler three times as fast, and what it compiles up to three
 # times as slow: right for a program that runs seldom. Versions that lack one do without it.
@@ -137,4 +136,3 @@ def release_programs() -> None:
         most = USUAL_MOST_MAPS
     if MAPS.read_bytes().count(b"\n") > most // 2:
         jax.clear_caches()
-        forget()

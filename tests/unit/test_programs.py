@@ -12,7 +12,6 @@ def maps(monkeypatch, tmp_path):
     """Maps and their limit as a test likes; says what was dropped."""
     dropped = []
     monkeypatch.setattr(programs.jax, "clear_caches", lambda: dropped.append("programs"))
-    monkeypatch.setattr(programs, "forget", lambda: dropped.append("records"))
     monkeypatch.setattr(programs, "MAPS", tmp_path / "maps")
     monkeypatch.setattr(programs, "MOST_MAPS", tmp_path / "max_map_count")
     monkeypatch.setattr(programs, "_compiled", 1000)

@@ -34,12 +34,14 @@ class Averaged(eqx.Module):
 
     def __call__(self, *arguments: Any) -> Array:
         *blocks, batches = arguments
-        return jnp.mean(jax.lax.map(lambda batch: self.function(*blocks, batch), batches))
+        values = jax.lax.map(lambda batch: self.function(*blocks, batch), batches)
+        return jax.tree.map(lambda value: jnp.mean(value, axis=0), values)
 
 
 def averaged(problem: Form, batches: Tree) -> Any:
     """The problem whose functions are means over these minibatches."""
-    where = lambda p: [getattr(p, name) for name in problem.function_names]
+    names = [name for name in problem.function_names if getattr(problem, name) is not None]
+    where = lambda p: [getattr(p, name) for name in names]
     replaced = [Averaged(function) for function in where(problem)]
     return eqx.tree_at(where, problem, replaced).on(batches)
 

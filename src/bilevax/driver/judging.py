@@ -53,23 +53,26 @@ class Judge:
     def exact(self) -> bool:
         return self.batches is None
 
-    def __call__(self, point: Point, time: int) -> Certificate:
-        """What a check says; from samples, with the radii of the next, `time`-th confirmation."""
+    def __call__(self, point: Point, attempt: int) -> Certificate:
+        """The certificate of a point.
+
+        From samples, its radii are as wide as those of the confirmation that would follow.
+        """
         certificate = judge(self.problem, point, sizes=self.relative > 0)
         if self.exact:
             return certificate
-        share = 1 / (time * (time + 1))
+        share = 1 / (attempt * (attempt + 1))
         return sampled_certificate(self.stated, point, self.batches, certificate, CONFIDENCE, share)
 
-    def confirmed(self, point: Point, time: int) -> Certificate:
+    def confirmed(self, point: Point, attempt: int) -> Certificate:
         """On minibatches that had no part in choosing the point.
 
         The best of many checks is too good on those it was chosen by. The t-th time may err with
         probability α/(t(t + 1)), so that all times together err with α = 1 − CONFIDENCE at most.
         """
-        batches = drawn_batches(self.stated, BATCHES, RUN_KEYS + time)
+        batches = drawn_batches(self.stated, BATCHES, RUN_KEYS + attempt)
         estimate = judge(averaged(self.stated, batches), point, sizes=self.relative > 0)
-        share = 1 / (time * (time + 1))
+        share = 1 / (attempt * (attempt + 1))
         return sampled_certificate(self.stated, point, batches, estimate, CONFIDENCE, share)
 
     def holds(self, certificate: Certificate) -> bool:
@@ -126,9 +129,10 @@ class Verdicts:
     def ask_other_samples(self) -> None:
         if self.judge.exact or self.confirmed:
             return
-        self.confirmations, self.confirmed = self.confirmations + 1, True
+        attempt = self.confirmations + 1
+        certificate = self.judge.confirmed(self.best, attempt)  # which may be interrupted
         self.gradients += self.judge.cost
-        self.certificate = self.judge.confirmed(self.best, self.confirmations)
+        self.confirmations, self.confirmed, self.certificate = attempt, True, certificate
 
     def saved(self) -> dict[str, Any]:
         """What a `RunState` keeps of this."""

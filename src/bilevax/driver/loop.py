@@ -18,7 +18,7 @@ from bilevax.driver.checkpoint import RunState, check_same_run, fingerprint, loa
 from bilevax.driver.judging import Judge, Verdicts
 from bilevax.driver.limits import Clock, Limits
 from bilevax.driver.nonfinite import where_not_finite
-from bilevax.driver.pieces import Piece, compile_first, next_steps
+from bilevax.driver.pieces import Piece, compile_first, is_quick, next_steps
 from bilevax.driver.solution import History, Solution, Status
 from bilevax.problems import Point
 from bilevax.progress import Progress
@@ -50,6 +50,7 @@ class Run:
         compile_first(self.solver, task.problem, self.state, judge)
         self.verdicts = Verdicts(judge, self._compiled().point)
         self.compile_seconds = time.perf_counter() - begun
+        self.kind = (type(self.solver.part), is_quick(self.solver, *self._place))
         self.clock = Clock()
         self.limits.begin(self.clock, self.state.gradients)
         self.fingerprint = fingerprint(task.problem, self.solver, task.start)
@@ -66,9 +67,10 @@ class Run:
             status = sentences.certified(self.summary) if self.verdicts.confirm() else None
             while status is None:
                 status = self.receive(*self.advanced(self.limit()))
+            # What the best point is worth, where samples have chosen it.
+            self.verdicts.ask_other_samples()
         except KeyboardInterrupt:
-            status = sentences.interrupted(self.summary, "Interrupted.")
-        self.verdicts.ask_other_samples()  # what the best point is worth, where samples chose it
+            return sentences.interrupted(self.summary, "Interrupted.")
         return sentences.certified(self.summary) if self.verdicts.holds else status
 
     def limit(self) -> int:
@@ -77,6 +79,7 @@ class Run:
 
     def advanced(self, limit: int) -> tuple[Piece, float]:
         """A piece of steps up to `limit` gradients in all, and the seconds that it took."""
+        self._leave_out_compilation()
         begun = time.perf_counter()
         piece = jax.block_until_ready(self._steps(limit))
         return piece, time.perf_counter() - begun
@@ -134,13 +137,11 @@ class Run:
             return False
         self.reviewed_at = self.schedule.next_check
         signals = jax.device_get(piece.signals)
-        self.solver, state, changed = self.asked.reviewed(
-            self.solver, self.task, self.state, signals
-        )
+        solver, state, changed = self.asked.reviewed(self.solver, self.task, self.state, signals)
         if state is None:
-            self._begin_anew(piece.point)
+            self._begin_anew(solver, piece.point)
         else:
-            self.state = state
+            self.solver, self.state = solver, state
         return changed
 
     def _stalled(self) -> bool:
@@ -162,20 +163,37 @@ class Run:
         if following is None:
             return False
         self._take_over(following, self.verdicts.best)
-        self._compiled()
-        taken = time.perf_counter() - begun  # which no limit counts
-        self.compile_seconds += taken
-        self.clock.leave_out(taken)
+        self._leave_out(time.perf_counter() - begun)
         self.schedule.postpone(self.gradients)
         return True
 
-    def _take_over(self, following: Solver, start: Point) -> None:
-        self.solver, self.fell_back_at = following, self.gradients
-        self._begin_anew(start)
+    def _leave_out_compilation(self) -> None:
+        """Compile, off the clock, where the next steps need another program than the last ones."""
+        kind = (type(self.solver.part), is_quick(self.solver, *self._place))
+        if kind != self.kind:
+            begun = time.perf_counter()
+            self._compiled()
+            self._leave_out(time.perf_counter() - begun)
+            self.kind = kind
 
-    def _begin_anew(self, start: Point) -> None:
-        self.earlier = self.gradients
-        self.state = self._refilled(initial(self.solver, self.task.problem, start))
+    def _leave_out(self, seconds: float) -> None:
+        """No limit counts the seconds of compilation."""
+        self.compile_seconds += seconds
+        self.clock.leave_out(seconds)
+
+    @property
+    def _place(self) -> tuple[Any, Any, int]:
+        return self.task.problem, self.state, self.earlier
+
+    def _take_over(self, following: Solver, start: Point) -> None:
+        at = self.gradients
+        self._begin_anew(following, start)
+        self.fell_back_at = at
+
+    def _begin_anew(self, solver: Solver, start: Point) -> None:
+        state = self._refilled(initial(solver, self.task.problem, start), solver)
+        # All at once: an interruption before this leaves the run as it was.
+        self.earlier, self.solver, self.state = self.gradients, solver, state
 
     def _not_finite(self) -> Status:
         at, broken = self.gradients, self.limit()
@@ -190,18 +208,19 @@ class Run:
         return min(self.schedule.next_check, self.limits.most)
 
     def _steps(self, limit: int) -> Piece:
-        return next_steps(self.solver, self.task.problem, self.state, limit, self.earlier)
+        return next_steps(self.solver, *self._place, limit)
 
     def _compiled(self) -> Piece:
         """A piece without a step: what it takes is compilation."""
         return jax.block_until_ready(self._steps(self.gradients))
 
-    def _refilled(self, state: Any) -> Any:
+    def _refilled(self, state: Any, solver: Solver | None = None) -> Any:
         """With samples from the host for the steps to come, if the data are there."""
-        stream = self.solver.stream(state)
+        solver = self.solver if solver is None else solver
+        stream = solver.stream(state)
         if stream is None:
             return state
-        return self.solver.with_stream(state, self.task.problem.data.refilled(stream))
+        return solver.with_stream(state, self.task.problem.data.refilled(stream))
 
     def _show(self) -> None:
         self.bar.show(self.gradients, ε=f"{self.verdicts.certificate.epsilon:.3g}")

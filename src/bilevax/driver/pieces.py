@@ -39,21 +39,27 @@ def piece_of_steps(solver: Solver, problem: Any, state: Any, limit: Array) -> Pi
 _quick_steps, _optimised_steps = quick(piece_of_steps), optimised(piece_of_steps)
 
 
-def next_steps(solver: Solver, problem: Any, state: Any, limit: int, earlier: int) -> Piece:
-    """Steps up to `limit` gradients in all, of which `earlier` ones came before this state.
+def _quick_mark(problem: Any, state: Any) -> int:
+    return schedule.quick_gradients(entries((problem, state)))
 
-    The first ones are steps of a program that was compiled quickly.
-    """
-    done, mark = earlier + int(state.gradients), schedule.quick_gradients(entries((problem, state)))
-    quickly = done + solver.gradients_per_step <= mark
+
+def is_quick(solver: Solver, problem: Any, state: Any, earlier: int) -> bool:
+    """Whether the next step is one of the program that was compiled quickly."""
+    done = earlier + int(state.gradients)
+    return done + solver.gradients_per_step <= _quick_mark(problem, state)
+
+
+def next_steps(solver: Solver, problem: Any, state: Any, earlier: int, limit: int) -> Piece:
+    """Steps up to `limit` gradients in all, of which `earlier` ones came before this state."""
+    quickly = is_quick(solver, problem, state, earlier)
     steps = _quick_steps if quickly else _optimised_steps
-    limit = min(limit, mark) if quickly else limit
+    limit = min(limit, _quick_mark(problem, state)) if quickly else limit
     return steps(solver, problem, state, np.asarray(limit - earlier))
 
 
 def compile_first(solver: Solver, problem: Any, state: Any, judge: Judge) -> None:
     """Compile the program of the first steps in a thread, and that of the checks meanwhile."""
-    if jax.process_count() > 1 or not schedule.quick_gradients(entries((problem, state))):
+    if jax.process_count() > 1 or not _quick_mark(problem, state):
         return
     ahead = _quick_steps.ahead(solver, problem, state, np.asarray(0))
     output = lambda solver, problem, state: solver.output(problem, state)

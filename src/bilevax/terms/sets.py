@@ -226,9 +226,10 @@ class CappedSimplex(ConvexSet):
         return along_axis(row, self.axis, v, self._caps(v))
 
     def leaf_value(self, x: Array) -> Scalar:
-        # The sum may be off by as much as rounding makes it, of many entries more than of few.
+        # The sum may be off by as much as rounding makes it: of entries that are zero, by nothing.
         total = scalar(self.total, x)
-        allowed = ROUNDING * float(jnp.finfo(x.dtype).eps) * row_length(x, self.axis) ** 0.5
+        there = jnp.sum(x != 0, axis=self.axis, dtype=x.dtype)
+        allowed = ROUNDING * float(jnp.finfo(x.dtype).eps) * jnp.sqrt(jnp.maximum(there, 1))
         excess = jnp.abs(jnp.sum(x, axis=self.axis) - total)
         inside = close(x, lax.clamp(jnp.zeros_like(x), x, self._caps(x)))
         adds_up = jnp.all(excess <= allowed + allowed * total)
