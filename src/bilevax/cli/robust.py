@@ -65,7 +65,7 @@ def robust(
         from bilevax.learn.table import prepare, read
     except ImportError as error:
         raise ValueError(f"this needs pip install 'bilevax[learn]' ({error})") from None
-    _check(data, label, group, demo, least, bootstrap)
+    _check(data, label, group, demo, least=least, bootstrap=bootstrap)
     positive(tolerance, "--tolerance")
     _check_folder(out, overwrite)
     if demo:
@@ -99,12 +99,7 @@ def robust(
 
 
 def _check(
-    data: Path | None,
-    label: str,
-    group: tuple[str, ...],
-    demo: bool,
-    least: int,
-    bootstrap: int,
+    data: Path | None, label: str, group: tuple[str, ...], demo: bool, **counts: int
 ) -> None:
     """Refuse what cannot work before anything is read."""
     if demo and (data is not None or label or group):
@@ -113,9 +108,9 @@ def _check(
         raise ValueError("give a file and --label COLUMN, or --demo")
     if not demo and not group:
         raise ValueError("give --group COLUMN, the column whose groups must all do well")
-    for value, name in ((least, "--least"), (bootstrap, "--bootstrap")):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"--{name} must be at least 1, not {count}")
 
 
 def _check_folder(out: Path, overwrite: bool) -> None:

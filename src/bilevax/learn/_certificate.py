@@ -45,11 +45,9 @@ def saddle_gap(at: Lower) -> float:
 
 
 def _noise(at: Lower | Weighted) -> float:
-    """A bound on the rounding error of a gradient, from the sizes of the terms of its sums."""
-    weights = at.row_weights if isinstance(at, Lower) else at.weights
-    size = float(weights @ np.abs(at.losses.slope).sum(axis=1))
-    penalty = at.l2 * np.linalg.norm(at.w) if isinstance(at, Lower) else 0.0
-    return float(ROUNDING * (size * at.rows.widest + penalty))
+    """A bound on the rounding error of a gradient, from the sizes of the terms that it adds up."""
+    size = float(at.row_weights @ np.abs(at.losses.slope).sum(axis=1))
+    return float(ROUNDING * (size * at.rows.widest + at.l2 * np.linalg.norm(at.w)))
 
 
 @dataclass(frozen=True)

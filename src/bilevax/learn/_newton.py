@@ -32,11 +32,12 @@ MOST_STEPS = 200
 
 @dataclass(frozen=True)
 class Weighted:
-    """Σᵢ qᵢ·ℓᵢ(w), for weights q that do not depend on w."""
+    """Σᵢ qᵢ·ℓᵢ(w), for weights q that do not depend on w. There is no penalty."""
 
     rows: Rows
-    weights: np.ndarray
+    row_weights: np.ndarray
     w: np.ndarray
+    l2: float = 0.0
 
     @cached_property
     def losses(self) -> Losses:
@@ -44,15 +45,15 @@ class Weighted:
 
     @cached_property
     def value(self) -> float:
-        return float(self.weights @ self.losses.value)
+        return float(self.row_weights @ self.losses.value)
 
     @cached_property
     def gradient(self) -> np.ndarray:
-        return self.rows.gather(self.weights[:, None] * self.losses.slope)
+        return self.rows.gather(self.row_weights[:, None] * self.losses.slope)
 
     def curve(self, v: np.ndarray) -> np.ndarray:
         """The Hessian times v."""
-        return self.rows.gather(self.weights[:, None] * self.losses.curve(self.rows.score(v)))
+        return self.rows.gather(self.row_weights[:, None] * self.losses.curve(self.rows.score(v)))
 
 
 @dataclass(frozen=True)

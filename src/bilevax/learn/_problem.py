@@ -57,15 +57,6 @@ def _weights(risk: Risk) -> terms.Term:
     return terms.Simplex() if risk.group is not None else terms.CappedSimplex(risk.adversary.cap)
 
 
-def _parameters(rows: Rows, l2: float) -> dict[str, terms.Term]:
-    """Bounds that no solution reaches: (λ/2)‖w‖² never exceeds the loss of w = 0, log K."""
-    radius = 2 * np.sqrt(2 * np.log(max(rows.classes, 2)) / l2)
-    bounds: dict[str, terms.Term] = {"coef": terms.L2Ball(float(radius))}
-    if rows.intercept:
-        bounds["intercept"] = terms.Box(-INTERCEPT_BOUND, INTERCEPT_BOUND)
-    return bounds
-
-
 def bilevel_problem(levels: Levels) -> BilevelProblem:
     """`eq:dro_nested` with x1 = (log η, log λ), in a box."""
 
@@ -81,12 +72,17 @@ def bilevel_problem(levels: Levels) -> BilevelProblem:
         far = jnp.sum((y2 - even) ** 2 / price)
         return gain - eta / 2 * far + l2 / 2 * jnp.sum(y1["coef"] ** 2)
 
+    # Bounds that no solution reaches: (λ/2)‖w‖² never exceeds the loss of w = 0, log K.
+    least_l2, classes = float(np.exp(levels.low[1])), max(levels.train.classes, 2)
+    parameters: Any = {"coef": terms.L2Ball(float(2 * np.sqrt(2 * np.log(classes) / least_l2)))}
+    if levels.train.intercept:
+        parameters["intercept"] = terms.Box(-INTERCEPT_BOUND, INTERCEPT_BOUND)
     return BilevelProblem(
         upper,
         lower,
         x1=terms.Box(jnp.asarray(levels.low), jnp.asarray(levels.high)),
         x2=_weights(levels.held_risk),
-        y1=_parameters(levels.train, float(np.exp(levels.low[1]))),
+        y1=parameters,
         y2=_weights(levels.risk),
         data={
             "upper": as_arrays(levels.held, levels.held_risk),

@@ -68,10 +68,9 @@ class TunedClassifier(RobustClassifier):
             held = self._read_validation(X_val, y_val, groups_val, sample_weight_val, names)
         check_groups(names, train, "training")
         check_groups(names, held, "validation")
-        low, high = zip(*(self._log_bounds(name) for name in ("eta_bounds", "l2_bounds")))
-        risks = self._risk(train), self._risk(held)
-        bounds = np.array(low), np.array(high)
-        return Levels(train.rows, risks[0], held.rows, risks[1], *bounds), names
+        low, high = np.transpose([self._log_bounds(name) for name in ("eta_bounds", "l2_bounds")])
+        risk, held_risk = self._risk(train), self._risk(held)
+        return Levels(train.rows, risk, held.rows, held_risk, low, high), names
 
     def _split(self, sample: Sample) -> tuple[Sample, Sample]:
         """Rows to train on, and rows to validate on."""

@@ -53,8 +53,7 @@ def load_adult(path: str | Path | None = None, attribute: str = "sex") -> Datase
     Races other than White and Black are one group, "Other". `path` is a CSV file with the columns
     of UCI's; without one OpenML's copy is fetched (`adult`, version 2).
     """
-    _one_of(attribute, ("sex", "race"))
-    table = _table(path, {"name": "adult", "version": 2}, {"class": "income"})
+    table = _table(path, attribute, {"name": "adult", "version": 2}, {"class": "income"})
     _need(table, ("income", "sex", "race", "age", "education-num"), "Adult")
     table = table.drop(columns=["fnlwgt", "split"], errors="ignore")
     table["income"] = np.where(table["income"].astype(str).str.contains(">50K"), ">50K", "<=50K")
@@ -69,8 +68,7 @@ def load_law_school(path: str | Path | None = None, attribute: str = "race") -> 
     `path` is a CSV file with the columns LSAT, UGPA, Race_*, Sex_* and PF_1; without one OpenML's
     copy is fetched (data 43890), whose label is `bar` and which has more features.
     """
-    _one_of(attribute, ("race", "sex"))
-    table = _table(path, {"data_id": 43890}, {})
+    table = _table(path, attribute, {"data_id": 43890}, {})
     if "PF_1" in table:
         _need(table, ("LSAT", "UGPA", "Race_Black", "Sex_1"), "Law School")
         table["passed"] = np.where(table["PF_1"] == 1, "yes", "no")
@@ -95,8 +93,7 @@ def load_compas(path: str | Path | None = None, attribute: str = "race") -> Data
     `path` is a CSV file with the columns of ProPublica's; without one OpenML's copy is fetched
     (`compas-two-years`, data 42192). COMPAS's own scores are left out: they are no features.
     """
-    _one_of(attribute, ("race", "sex"))
-    table = _table(path, {"data_id": 42192}, {"twoyearrecid": "two_year_recid"})
+    table = _table(path, attribute, {"data_id": 42192}, {"twoyearrecid": "two_year_recid"})
     if "race" not in table and "race_African-American" in table:
         black = table["race_African-American"].astype(float) == 1
         table["race"] = np.where(black, "African-American", "other")
@@ -136,19 +133,18 @@ def load_digits(correlation: float = 0.85, seed: int = 0) -> Dataset:
     return Dataset("digits", table, "digit", ("mark",))
 
 
-def _table(path: str | Path | None, openml: dict[str, Any], names: dict[str, str]) -> pd.DataFrame:
-    """The table of a file, or of OpenML with some columns renamed."""
+def _table(
+    path: str | Path | None, attribute: str, openml: dict[str, Any], names: dict[str, str]
+) -> pd.DataFrame:
+    """The table of a file, or of OpenML with some columns renamed; refuses other attributes."""
+    if attribute not in ("race", "sex"):
+        raise ValueError(f"attribute must be one of race, sex, not {attribute!r}")
     if path is not None:
         return pd.read_csv(path, skipinitialspace=True, na_values=["?"])
     from sklearn.datasets import fetch_openml
 
     fetched: Any = fetch_openml(**openml, as_frame=True, parser="auto")
     return fetched.frame.rename(columns=names).replace("?", np.nan)
-
-
-def _one_of(attribute: str, known: Sequence[str]) -> None:
-    if attribute not in known:
-        raise ValueError(f"attribute must be one of {', '.join(known)}, not {attribute!r}")
 
 
 def _need(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:

@@ -26,10 +26,6 @@ MARKERS = "osD^vPX"
 WIDTH, HEIGHT, ROW = 4.2, 2.9, 0.115
 STYLE = {
     "font.size": 9,
-    "legend.fontsize": 9,
-    "axes.labelsize": 9,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -130,7 +126,7 @@ def _loss_against_eta(results: dict[str, Any]) -> tuple[str, str]:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     curve = results["loss_against_eta"]
-    eta, loss = _positive(curve["eta"]), _finite(curve["worst_validation_loss"])
+    eta, loss = _drawable(curve["eta"], above=0), _drawable(curve["worst_validation_loss"])
     figure, axes = _canvas(HEIGHT)
     axes.set(xscale="log", xlabel="η", ylabel="worst group’s validation loss")
     at_l2 = f"l2 = {short_number(curve.get('l2'))}"
@@ -138,7 +134,7 @@ def _loss_against_eta(results: dict[str, Any]) -> tuple[str, str]:
     found = (
         f"η = {short_number(curve.get('tuned_eta'))}, loss {short_number(curve.get('tuned_loss'))}"
     )
-    tuned = _positive([curve.get("tuned_eta")]), _finite([curve.get("tuned_loss")])
+    tuned = _drawable([curve.get("tuned_eta")], above=0), _drawable([curve.get("tuned_loss")])
     axes.axvline(tuned[0][0], color=TUNED, linewidth=0.8, linestyle=":")
     axes.plot(*tuned, "*", color=TUNED, markersize=11, zorder=3, label=f"tuned: {found}")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
@@ -160,7 +156,7 @@ def _convergence(results: dict[str, Any]) -> tuple[str, str]:
     figure, axes = _canvas(HEIGHT)
     axes.set(yscale="log", xlabel="step", ylabel="ε")
     steps = np.arange(1, len(history) + 1)
-    epsilon = _finite([step.get("epsilon") for step in history])
+    epsilon = _drawable([step.get("epsilon") for step in history])
     start = np.array([step.get("start", 0) for step in history])
     shown = np.maximum(epsilon, least)
     several = len(np.unique(start)) > 1
@@ -169,7 +165,7 @@ def _convergence(results: dict[str, Any]) -> tuple[str, str]:
         here = np.where(start == own, shown, math.nan)
         name = f"descent {number + 1}" if several else "the tuning"
         axes.plot(steps, here, f"{marker}-", color=colour, markersize=3.5, label=name)
-    final = _finite([results["certificate"].get("epsilon")])
+    final = _drawable([results["certificate"].get("epsilon")])
     at = {"color": TUNED, "markersize": 10, "zorder": 3}
     axes.plot([len(history) + 1], np.maximum(final, least), "*", label="certificate", **at)
     aim = f"tolerance {short_number(tolerance)}"
@@ -188,12 +184,7 @@ def _convergence(results: dict[str, Any]) -> tuple[str, str]:
     return _svg(figure, "convergence", caption, columns=2), caption
 
 
-def _finite(values: Iterable[Any]) -> np.ndarray:
-    """An array with NaN, which is not drawn, for what is not finite."""
+def _drawable(values: Iterable[Any], above: float = -math.inf) -> np.ndarray:
+    """An array with NaN, which is not drawn, for what is not finite or not above a bound."""
     array = np.array([as_float(value) for value in values], dtype=float)
-    return np.where(np.isfinite(array), array, math.nan)
-
-
-def _positive(values: Iterable[Any]) -> np.ndarray:
-    array = _finite(values)
-    return np.where(array > 0, array, math.nan)
+    return np.where(np.isfinite(array) & (array > above), array, math.nan)
