@@ -153,7 +153,8 @@ def _predicted(prepared: Any, problem: Any, start: Point) -> Prediction:
         return _stochastic(outer, own)
     if not isinstance(outer, ProximalPoint):
         raise TypeError(f"the paper has no bounds for {type(prepared).__name__}")
-    constants, Dp, Dq, descent, below = (_penalty if own else _minimax)(prepared, problem, start)
+    sizes: Any = _penalty if own else _minimax
+    constants, Dp, Dq, descent, below = sizes(prepared, problem, start)
     bounds = minimax_bounds(
         epsilon=float(outer.tolerance),
         inner_tolerance=float(outer.inner_tolerance),

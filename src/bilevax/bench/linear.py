@@ -277,7 +277,8 @@ def _outcomes(
 
 def _run(case: Case, name: str, outcome: dict, found: Solution | None, together: int) -> LinearRun:
     """A solve with what HiGHS says of its answer."""
-    best, data, judged = case.best, case.data, {}
+    best, data = case.best, case.data
+    judged: dict = {}
     if found is not None:
         x, y = np.asarray(found.point.x), np.asarray(found.point.y)
         worth = linear.repair(data, x).objective

@@ -62,7 +62,7 @@ class FOP(Stages):
         above = jax.tree.map(lambda c: jnp.maximum(c, 0), p.called("constraints", x, y))
         violation = trees.norm((above, p.called("equalities", x, y)))
         stage = self.constants(state.stage)
-        lower, _ = self.lower(p, stage, state.shift)
+        lower, _ = self._lower(p, stage, state.shift)
         least = lower(x, z, *p.extra) + p.y.value(z) - stage.epsilon * self.diameter / stage.rho
         gap = p.lower_value(x, y) - least
         met = (violation <= self.epsilon) & (gap <= self.epsilon)

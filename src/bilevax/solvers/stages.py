@@ -65,12 +65,6 @@ class PenalisedLower(eqx.Module):
             jax.tree.map(moved, nu, values(self.equalities)),
         )
 
-    def answer(self, rho: Array, x: Tree, y: Tree, z: Tree, *data: Tree) -> Point:
-        """The iterate with (λ, ν) = ρ·`multipliers`(x, y) and (λ̄, ν̄) = `multipliers`(x, z)."""
-        lam, nu = trees.scale(rho, self.multipliers(x, y, *data))
-        lam_bar, nu_bar = self.multipliers(x, z, *data)
-        return Point(x=x, y=y, z=z, rho=rho, multipliers=Multipliers(lam, lam_bar, nu, nu_bar))
-
     def __call__(self, x: Tree, z: Tree, *data: Tree) -> Array:
         value = self.lower(x, z, *data)
         squares = trees.square(self.multipliers(x, z, *data)).astype(value.dtype)
@@ -235,7 +229,7 @@ class Stages(Solver[StagesState]):
             found[name] = estimate(problem, start) if known is None else float(known)
         return found
 
-    def lower(
+    def _lower(
         self, problem: ConstrainedBilevelProblem, stage: Stage, shift: tuple[Tree, Tree]
     ) -> tuple[PenalisedLower, Array]:
         """A_k and its smoothness L̃."""
@@ -248,34 +242,39 @@ class Stages(Solver[StagesState]):
         lower = PenalisedLower(p.lower, p.constraints, p.equalities, shift, w)
         return lower, jnp.maximum(smoothness, least)
 
-    def _posed(
-        self, problem: ConstrainedBilevelProblem, number: Array, shift: tuple[Tree, Tree]
-    ) -> tuple[Stage, PenalisedLower, Array, MinimaxProblem, ProximalPoint]:
-        """A stage, A_k and L̃, and of its second phase the problem and the method."""
-        stage = self.constants(number)
-        lower, smoothness = self.lower(problem, stage, shift)
+    def _minimax(
+        self, problem: Any, stage: Stage, lower: PenalisedLower, smoothness: Array
+    ) -> tuple[MinimaxProblem, ProximalPoint]:
+        """The problem of a stage's second phase, and the method with its constants."""
         y = stage.rho * problem.y
         function = StageFunction(problem.upper, lower, stage.rho)
         minimax = MinimaxProblem(function, PerLeaf((problem.x, y)), y, data=problem.data)
         whole_smoothness = self.upper_smoothness + 2 * stage.rho * smoothness
-        tolerances = (stage.epsilon, stage.inner_tolerance)
-        dtype = self.epsilon.dtype
-        outer = self.outer.completed(whole_smoothness, self.diameter, *tolerances, dtype)
-        return stage, lower, smoothness, minimax, outer
+        tolerances, dtype = (stage.epsilon, stage.inner_tolerance), self.epsilon.dtype
+        return minimax, self.outer.completed(whole_smoothness, self.diameter, *tolerances, dtype)
+
+    def _answer(self, problem: Any, rho: Array, lower: PenalisedLower, xyz: tuple) -> Point:
+        """The iterate with (λ, ν) = ρ·`multipliers`(x, y) and (λ̄, ν̄) = `multipliers`(x, z)."""
+        x, y, z = xyz
+        lam, nu = trees.scale(rho, lower.multipliers(x, y, *problem.extra))
+        lam_bar, nu_bar = lower.multipliers(x, z, *problem.extra)
+        return Point(x=x, y=y, z=z, rho=rho, multipliers=Multipliers(lam, lam_bar, nu, nu_bar))
 
     def init(self, problem: ConstrainedBilevelProblem, start: Point) -> StagesState:
         x, y, zero = start.x, start.y, jnp.zeros((), int)
         dtype = trees.dtype_of((x, y))
         values = tuple(problem.called(name, x, y) for name in ("constraints", "equalities"))
         shift = jax.tree.map(lambda v: jnp.zeros(v.shape, dtype), values)
-        stage, lower, _, minimax, outer = self._posed(problem, zero, shift)
+        stage = self.constants(zero)
+        lower, smoothness = self._lower(problem, stage, shift)
+        minimax, outer = self._minimax(problem, stage, lower, smoothness)
         return StagesState(
             stage=zero,
             shift=shift,
             warming=jnp.asarray(True),
             warm=WarmStart.at(y),
             outer=outer.init(minimax, Point(x=(x, y), y=y)),
-            answer=lower.answer(stage.rho, x, y, y, *problem.extra),
+            answer=self._answer(problem, stage.rho, lower, (x, y, y)),
             finished=jnp.asarray(False),
             gradients=zero,
         )
@@ -293,7 +292,8 @@ class Stages(Solver[StagesState]):
         self, problem: ConstrainedBilevelProblem, state: StagesState, limit: Array
     ) -> StagesState:
         """Accelerated gradient on A_k(x, ·) + g2, and where it ends the solve begins."""
-        stage, lower, smoothness, minimax, outer = self._posed(problem, state.stage, state.shift)
+        stage = self.constants(state.stage)
+        lower, smoothness = self._lower(problem, stage, state.shift)
         x, term = state.answer.x, problem.y
         gradient = jax.grad(lambda z: lower(x, z, *problem.extra))
 
@@ -317,6 +317,7 @@ class Stages(Solver[StagesState]):
         state = dataclasses.replace(state, warm=warm, gradients=gradients)
 
         def begin() -> StagesState:
+            minimax, outer = self._minimax(problem, stage, lower, smoothness)
             begun = outer.init(minimax, Point(x=(x, warm.z), y=warm.z))
             return dataclasses.replace(state, warming=jnp.asarray(False), outer=begun)
 
@@ -326,7 +327,9 @@ class Stages(Solver[StagesState]):
         self, problem: ConstrainedBilevelProblem, state: StagesState, limit: Array
     ) -> StagesState:
         """One step of the proximal point method, and where it ends the next stage begins."""
-        stage, lower, _, minimax, method = self._posed(problem, state.stage, state.shift)
+        stage = self.constants(state.stage)
+        lower, smoothness = self._lower(problem, stage, state.shift)
+        minimax, method = self._minimax(problem, stage, lower, smoothness)
         before = state.outer
         outer = method.step(minimax, before, limit - state.gradients + before.gradients)
         gradients = state.gradients + outer.gradients - before.gradients
@@ -334,7 +337,7 @@ class Stages(Solver[StagesState]):
 
         def land() -> StagesState:
             (x, y), z = outer.x, outer.y
-            answer = lower.answer(stage.rho, x, y, z, *problem.extra)
+            answer = self._answer(problem, stage.rho, lower, (x, y, z))
             landed = dataclasses.replace(state, answer=answer)
             return lax.cond(outer.finished, lambda: self._next(problem, landed), lambda: landed)
 
