@@ -7,8 +7,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from bilevax import functions
-
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

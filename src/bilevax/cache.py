@@ -11,6 +11,8 @@ from pathlib import Path
 
 import jax
 
+from bilevax.arguments import warn
+
 VARIABLE = "BILEVAX_CACHE"
 # JAX locks the folder between processes only where it may have to make room.
 MOST_BYTES = 1 << 29
@@ -25,7 +27,7 @@ def enable_cache(folder: str | Path | None = None) -> Path:
     does it for any process that imports bilevax: 1 for the usual folder, or a path; 0 turns
     the cache off for the commands too.
     """
-    folder = _usual_folder() if folder is None else Path(folder).expanduser()
+    folder = (_usual_folder() if folder is None else Path(folder).expanduser()).resolve()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_private(folder)
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -41,7 +43,11 @@ def enable_cache_as_asked(default: bool = False) -> Path | None:
     if asked.lower() in ("", "0", "off", "no", "false"):
         return None
     usual = asked.lower() in ("1", "on", "yes", "true")
-    return enable_cache(None if usual else asked)
+    try:
+        return enable_cache(None if usual else asked)
+    except OSError as error:  # which must not keep anybody from computing
+        warn(f"compiled programs are not kept on disk: {error}", RuntimeWarning)
+        return None
 
 
 def _usual_folder() -> Path:
@@ -55,7 +61,8 @@ def _machine() -> str:
     parts = [platform.system(), platform.machine(), platform.python_version(), *versions]
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        parts += sorted({line for line in lines if line.startswith(("flags", "model name"))})
+        told = ("flags", "model name", "Features", "CPU part")
+        parts += sorted({line for line in lines if line.startswith(told)})
     except OSError:
         parts.append(platform.processor())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -10,15 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# The permissions that new files do not get; they can only be read by setting them.
+UMASK = os.umask(0o022)
+os.umask(UMASK)
+
 
 @contextlib.contextmanager
 def replaced(path: str | Path) -> Iterator[Path]:
     """A temporary file beside `path` to write to, which takes its place at the end.
 
     Where the writing fails, `path` stays as it was and the temporary file goes. The content is on
-    the disk before the file gets its name, so a crash leaves the old file or the new one.
+    the disk before the file gets its name, so a crash leaves the old file or the new one. A file
+    that is replaced keeps its permissions, and a link goes on pointing to it.
     """
-    path = Path(path)
+    path = Path(path).resolve()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix="~")
     os.close(descriptor)
     temporary = Path(name)
@@ -26,7 +31,7 @@ def replaced(path: str | Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(path.stat().st_mode if path.exists() else 0o666 & ~UMASK)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -54,13 +59,6 @@ def check_writable(path: Any, name: str) -> Path:
         raise IsADirectoryError(f"{name} must be the path of a file; {path} is a folder")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{name}: there is no folder {path.parent}; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise PermissionError(f"{name}: {path} cannot be written")
     return path
-
-
-def _umask() -> int:
-    """The process's own, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

@@ -683,7 +683,7 @@ def test_a_bound_grows_unless_it_is_the_one_given(given):
     at_bound = bx.Point(y2=first.lower, x2=(first.upper, first.shared))
     for _ in range(20):
         lagrangian, _ = lagrangian.reviewed(problem, lagrangian.signals(at_bound))
-        if lagrangian.looks == 0:  # they grew, and nothing touches the new ones
+        if lagrangian.checks == 0:  # they grew, and nothing touches the new ones
             break
     grew = {
         "multiplier_bound": np.all(lagrangian.bounds.lower[0] > first.lower[0]),

@@ -29,7 +29,7 @@ def maps(monkeypatch, tmp_path):
 def test_beyond_half_of_the_limit_all_are_dropped(maps):
     dropped = maps(51)
     programs.release_programs()
-    assert dropped == ["programs", "records"]
+    assert dropped == ["programs"]
 
 
 def test_up_to_half_of_the_limit_none_is(maps):
@@ -43,20 +43,20 @@ def test_a_limit_that_cannot_be_read_is_the_usual_one(maps, monkeypatch, most):
     monkeypatch.setattr(programs, "USUAL_MOST_MAPS", 20)
     dropped = maps(11, most)
     programs.release_programs()
-    assert dropped == ["programs", "records"]
+    assert dropped == ["programs"]
 
 
 def test_maps_are_counted_after_so_many_programs_only(maps, monkeypatch):
     dropped = maps(99)
     programs.release_programs()
     programs.release_programs()
-    assert dropped == ["programs", "records"]
+    assert dropped == ["programs"]
     monkeypatch.setattr(programs, "_compiled", 1000 + programs.COUNT_AFTER - 1)
     programs.release_programs()
-    assert len(dropped) == 2
+    assert len(dropped) == 1
     monkeypatch.setattr(programs, "_compiled", 1000 + programs.COUNT_AFTER)
     programs.release_programs()
-    assert len(dropped) == 4
+    assert len(dropped) == 2
 
 
 def test_where_there_are_no_maps_nothing_is_done(maps):

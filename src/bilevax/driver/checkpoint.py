@@ -26,8 +26,8 @@ MAGIC = "bilevax run 5"
 class RunState:
     """Where a run stands: the solver and its state, the best point so far, what the checks saw.
 
-    `earlier` are the gradients before the solver last began anew; `fell_back_at` those after which
-    one method followed another, if it did. `confirmations` counts the times that a certificate from
+    `earlier` counts the gradients before the solver last began anew; `fell_back_at` is the count at
+    which a second method took over, or None. `confirmations` counts the times that a certificate from
     samples was tried on other samples, and `confirmed` says whether the best point's was.
     """
 

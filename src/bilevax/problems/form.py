@@ -134,7 +134,7 @@ class Form(eqx.Module):
 class Reformulation(eqx.Module):
     """How solvers of another form take a problem: as which problem, and points there and back.
 
-    It may change during a run: at every look the compiled program gives `signals`, from which
+    It may change during a run: at every check the compiled program gives `signals`, from which
     `reviewed` says, on the host, how to go on.
     """
 

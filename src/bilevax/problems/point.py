@@ -54,6 +54,8 @@ class Point:
         """The same point with other blocks in the place of these; None takes one out."""
         return Point(**(self._blocks | blocks))
 
+    __replace__ = replace
+
     def __getattr__(self, name: str) -> Any:
         if name in _NAMES:
             return self._blocks.get(name)
@@ -64,6 +66,12 @@ class Point:
 
     def __repr__(self) -> str:
         return f"Point({_shown(self._blocks)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Point) and bool(eqx.tree_equal(self, other))
+
+    def __hash__(self) -> int:
+        return hash(jax.tree.structure(self))
 
     def __reduce__(self) -> tuple:
         return _restored, (dict(self._blocks),)

@@ -122,7 +122,7 @@ class Solver(eqx.Module, Generic[State]):
         return self
 
     def signals(self, problem: Any, state: State) -> Tree:
-        """What a look must know beside the point; computed inside the program."""
+        """What a check needs besides the point. It is computed in the compiled program."""
         return ()
 
     def reviewed(

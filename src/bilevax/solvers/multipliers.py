@@ -47,8 +47,8 @@ SHARE = 0.5
 NEAR, GROWTH = 0.99, 4.0
 
 
-# A bound grows when a multiplier has touched it at so many looks one after the other: in its first
-# steps a method throws multipliers about.
+# A bound grows when a multiplier has touched it at so many checks one after the other: in the first
+# steps multipliers are often far too large.
 PATIENCE = 8
 
 
@@ -295,14 +295,14 @@ def _given(bound: Tree, like: Tree, name: str) -> Tree:
 class GrowingLagrangian(Reformulation):
     """A constrained problem as its Lagrangian, with multiplier bounds that grow where they bind.
 
-    `touched` says which multipliers have touched their bounds at the last `looks` looks.
+    `touched` says which multipliers have touched their bounds at the last `checks` checks.
     """
 
     form: ClassVar[type[Form]] = BilevelProblem
 
     bounds: MultiplierBounds
     touched: MultiplierBounds
-    looks: Array
+    checks: Array
 
     @classmethod
     def of(cls, stated: ConstrainedBilevelProblem, start: Point) -> GrowingLagrangian:
@@ -347,10 +347,10 @@ class GrowingLagrangian(Reformulation):
         now = growable(stated, jax.tree.map(np.asarray, signals))
         still = jax.tree.map(np.logical_and, now, jax.tree.map(np.asarray, self.touched))
         if not any(np.any(leaf) for leaf in jax.tree.leaves(still)):
-            return dataclasses.replace(self, touched=now, looks=np.ones((), int)), False
-        looks = np.asarray(int(self.looks) + 1)
-        if looks < PATIENCE:
-            return dataclasses.replace(self, touched=still, looks=looks), False
+            return dataclasses.replace(self, touched=now, checks=np.ones((), int)), False
+        checks = np.asarray(int(self.checks) + 1)
+        if checks < PATIENCE:
+            return dataclasses.replace(self, touched=still, checks=checks), False
         grow = lambda b, t: np.where(t, GROWTH * np.asarray(b), np.asarray(b))
         return self._with(jax.tree.map(grow, self.bounds, still)), True
 
