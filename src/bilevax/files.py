@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-# The permissions that new files do not get; they can only be read by setting them.
-UMASK = os.umask(0o022)
-os.umask(UMASK)
 
 
 @contextlib.contextmanager
@@ -24,14 +20,14 @@ def replaced(path: str | Path) -> Iterator[Path]:
     that is replaced keeps its permissions, and a link goes on pointing to it.
     """
     path = Path(path).resolve()
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix="~")
-    os.close(descriptor)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}~")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(path.stat().st_mode if path.exists() else 0o666 & ~UMASK)
+        if path.exists():
+            temporary.chmod(path.stat().st_mode)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

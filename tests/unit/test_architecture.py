@@ -115,7 +115,7 @@ def test_the_driver_knows_nobody():
 
 
 def test_the_loop_is_short():
-    assert len((SOURCE / "driver" / "loop.py").read_text().splitlines()) <= 280
+    assert len((SOURCE / "driver" / "loop.py").read_text().splitlines()) <= 300
 
 
 def test_certificates_import_no_solver():

@@ -93,3 +93,14 @@ def test_a_file_without_permission_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "access", lambda path, how: False)
     with pytest.raises(PermissionError, match=r"json: .* cannot be written"):
         files.check_writable(tmp_path / "a", "json")
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions_and_its_links(tmp_path):
+    path, link = tmp_path / "private", tmp_path / "link"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    link.symlink_to(path)
+    files.write_bytes(link, b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert link.is_symlink()

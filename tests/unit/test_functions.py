@@ -50,7 +50,7 @@ def test_records_serve_every_program_and_every_problem():
 def test_weak_types_and_names_of_arguments_stay():
     made = as_function(lambda x, factor: factor * x, "upper")
     with jax.numpy_dtype_promotion("standard"):
-        assert made(np.ones(2, np.float32), jnp.asarray(0.5)).dtype == np.float64
+        assert made(np.ones(2, np.float32), np.asarray(0.5)).dtype == np.float64
         assert made(np.ones(2, np.float32), 0.5).dtype == np.float32  # a Python number is weak
     np.testing.assert_array_equal(made(x=np.ones(2), factor=np.asarray(3.0)), 3.0)
 

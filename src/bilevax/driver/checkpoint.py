@@ -27,7 +27,7 @@ class RunState:
     """Where a run stands: the solver and its state, the best point so far, what the checks saw.
 
     `earlier` counts the gradients before the solver last began anew; `fell_back_at` is the count at
-    which a second method took over, or None. `confirmations` counts the times that a certificate from
+    which a second method took over, or None. `confirmations` counts how often a certificate from
     samples was tried on other samples, and `confirmed` says whether the best point's was.
     """
 

@@ -46,7 +46,7 @@ class Run:
         self.earlier, self.piece, self.refused = 0, schedule.LEAST_PIECE, ""
         self.fell_back_at: int | None = None
         begun = time.perf_counter()
-        self.state = self._refilled(initial(self.solver, task.problem, task.start))
+        self.state = self._refilled(self.solver, initial(self.solver, task.problem, task.start))
         compile_first(self.solver, task.problem, self.state, judge)
         self.verdicts = Verdicts(judge, self._compiled().point)
         self.compile_seconds = time.perf_counter() - begun
@@ -90,7 +90,7 @@ class Run:
             return self._not_finite()
         before, done = self.gradients, bool(piece.done)
         self.state = piece.state
-        self.state = self._refilled(piece.state)  # which may fail: what was done until here stays
+        self.state = self._refilled(self.solver, piece.state)  # may fail: what was done stays
         self.piece = schedule.next_piece(self.piece, self.gradients - before, seconds)
         self._show()
         reached = self.gradients + self.solver.gradients_per_step > self._mark
@@ -191,7 +191,7 @@ class Run:
         self.fell_back_at = at
 
     def _begin_anew(self, solver: Solver, start: Point) -> None:
-        state = self._refilled(initial(solver, self.task.problem, start), solver)
+        state = self._refilled(solver, initial(solver, self.task.problem, start))
         # All at once: an interruption before this leaves the run as it was.
         self.earlier, self.solver, self.state = self.gradients, solver, state
 
@@ -214,9 +214,8 @@ class Run:
         """A piece without a step: what it takes is compilation."""
         return jax.block_until_ready(self._steps(self.gradients))
 
-    def _refilled(self, state: Any, solver: Solver | None = None) -> Any:
+    def _refilled(self, solver: Solver, state: Any) -> Any:
         """With samples from the host for the steps to come, if the data are there."""
-        solver = self.solver if solver is None else solver
         stream = solver.stream(state)
         if stream is None:
             return state
