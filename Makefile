@@ -32,7 +32,7 @@ browser:
 
 # Most of the tests' time is XLA's, which takes a third less of it with its older code generator;
 # `make test-long` has the one that users get.
-COMPILE_FAST := XLA_FLAGS=--xla_cpu_use_fusion_emitters=false
+COMPILE_FAST := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 
 # Everything that CI checks.
 test: .venv/dev browser

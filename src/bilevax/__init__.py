@@ -1,7 +1,7 @@
 """Bilevel optimisation with minimax levels on JAX, with answers that are certified."""
 
 from bilevax import data, problems, terms, theory
-from bilevax.cache import enable_cache, enable_cache_as_asked
+from bilevax.cache import enable_cache, enable_cache_at_import
 from bilevax.certificates import (
     Certificate,
     ConstrainedKKTCertificate,
@@ -75,4 +75,4 @@ __all__ = [
     "theory",
 ]
 
-enable_cache_as_asked()
+enable_cache_at_import()

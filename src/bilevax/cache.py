@@ -43,11 +43,15 @@ def enable_cache_as_asked(default: bool = False) -> Path | None:
     if asked.lower() in ("", "0", "off", "no", "false"):
         return None
     usual = asked.lower() in ("1", "on", "yes", "true")
+    return enable_cache(None if usual else asked)
+
+
+def enable_cache_at_import() -> None:
+    """As the environment variable asks; what goes wrong must not keep anybody from computing."""
     try:
-        return enable_cache(None if usual else asked)
-    except OSError as error:  # which must not keep anybody from computing
+        enable_cache_as_asked()
+    except OSError as error:
         warn(f"compiled programs are not kept on disk: {error}", RuntimeWarning)
-        return None
 
 
 def _usual_folder() -> Path:

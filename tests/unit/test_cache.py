@@ -125,3 +125,10 @@ def test_without_the_variable_only_commands_have_one():
 def test_the_folder_is_named_by_what_programs_depend_on():
     assert len(cache._machine()) == 16
     assert cache._machine() == cache._machine()
+
+
+def test_a_folder_that_cannot_be_had_only_warns_at_import(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("BILEVAX_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.warns(RuntimeWarning, match="not kept on disk"):
+        cache.enable_cache_at_import()
