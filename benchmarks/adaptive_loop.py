@@ -41,7 +41,11 @@ def loop(instance: Any) -> tuple[Callable[[Any, int], Any], Any]:
 
     import bilevax as bx
     from bilevax.problems.lagrangian import bilevel_point, lagrangian
-    from bilevax.problems.validate import validate
+
+    try:
+        from bilevax.problems.validation import validate
+    except ImportError:  # 0.1.0
+        from bilevax.problems.validate import validate  # pyright: ignore[reportMissingImports]
     from bilevax.solvers.multipliers import first_bounds
 
     start = validate(instance.problem, instance.start)

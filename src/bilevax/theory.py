@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from bilevax import trees
 from bilevax.problems import BilevelProblem, Form, MinimaxProblem, Point, registered
 from bilevax.problems.constants import saddle_range, smoothness_of, upper_range
-from bilevax.problems.reformulate import penalty, penalty_blocks
-from bilevax.problems.validate import require_bounded, require_form, require_precision, validate
+from bilevax.problems.reformulations import penalty, penalty_blocks
+from bilevax.problems.validation import require_bounded, require_form, require_precision, validate
 from bilevax.solvers import PenaltyMethod, ProximalPoint, StochasticProximalPoint
 from bilevax.solvers.penalty import PenaltyConstants, penalty_constants
 

@@ -22,7 +22,7 @@ import pytest
 import bilevax as bx
 from bilevax import terms
 from bilevax.problems import library
-from bilevax.problems.validate import CapturedArrayWarning, StartWarning
+from bilevax.problems.validation import CapturedArrayWarning, StartWarning
 
 BOX = terms.Box(-1.0, 1.0)
 TWO, THREE = jnp.full(2, 0.25), jnp.full(3, 0.25)

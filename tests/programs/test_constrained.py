@@ -22,7 +22,7 @@ from bilevax import terms
 from bilevax.driver.pieces import piece_of_steps
 from bilevax.problems import library, linear
 from bilevax.problems.lagrangian import bilevel_point, lagrangian
-from bilevax.problems.validate import validate
+from bilevax.problems.validation import validate
 from bilevax.programs import quick
 from bilevax.solvers.base import initial
 from bilevax.solvers.multipliers import GrowingLagrangian, NoSlaterPoint, first_bounds

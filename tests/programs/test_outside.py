@@ -23,7 +23,7 @@ from bilevax.certificates import Certificate, Definition, line
 from bilevax.functions import as_function
 from bilevax.problems import Call, Form, Reformulation, register
 from bilevax.problems.point import as_arrays
-from bilevax.problems.validate import StartWarning
+from bilevax.problems.validation import StartWarning
 from bilevax.solvers import Solver
 from bilevax.terms import LeafTerm, Term, as_term
 

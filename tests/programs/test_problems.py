@@ -12,7 +12,7 @@ import pytest
 import bilevax as bx
 from bilevax import terms, trees
 from bilevax.problems import constants, library
-from bilevax.problems.reformulate import lower_level, penalty, penalty_blocks, penalty_point
+from bilevax.problems.reformulations import lower_level, penalty, penalty_blocks, penalty_point
 from instances import get
 
 BOX = terms.Box(-1.0, 1.0)

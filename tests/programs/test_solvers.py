@@ -13,7 +13,7 @@ import bilevax as bx
 import transcription
 from bilevax import terms, trees
 from bilevax.problems import library
-from bilevax.problems.validate import validate
+from bilevax.problems.validation import validate
 from bilevax.solvers.optfom import OPEN
 from instances import get, same
 

@@ -28,7 +28,7 @@ from bilevax.bench.output import aligned, check_choices, median, number, numbers
 from bilevax.bench.runs import Run, attempt, certified_of, refusals
 from bilevax.problems import ConstrainedBilevelProblem, Point, linear
 from bilevax.problems.library import bilevel_linear, bilevel_linear_from, linear_problem
-from bilevax.problems.validate import require_precision
+from bilevax.problems.validation import require_precision
 from bilevax.solvers import Adaptive
 
 METHODS = ("adaptive", "paper", "fop", "smo")

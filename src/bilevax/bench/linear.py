@@ -28,7 +28,7 @@ from bilevax.bench.runs import Run, attempt, certified_of, fields, refusals
 from bilevax.driver.solution import Solution
 from bilevax.problems import ConstrainedBilevelProblem, linear
 from bilevax.problems.library import LinearInstance, bilevel_linear_from
-from bilevax.problems.validate import require_precision, validate
+from bilevax.problems.validation import require_precision, validate
 from bilevax.solvers import FOP, SMO, Adaptive, PenaltyMethod, Solver, Task
 
 METHODS = ("paper", "tuned", "fop", "smo", "adaptive")

@@ -19,7 +19,7 @@ from bilevax.certificates.sampled import (
     sampled_certificate,
 )
 from bilevax.problems import Form, Point
-from bilevax.problems.validate import check_functions, check_point, require_form
+from bilevax.problems.validation import check_functions, check_point, require_form
 from bilevax.programs import release_programs
 
 

@@ -15,7 +15,7 @@ from bilevax.certificates.definition import Definition, bounded, term_values
 from bilevax.certificates.residuals import gap_bounds, pieces, stationarity_and_responses
 from bilevax.certificates.witnesses import best_rho, respond
 from bilevax.problems import BilevelProblem, Point, register
-from bilevax.problems.reformulate import penalty, penalty_blocks
+from bilevax.problems.reformulations import penalty, penalty_blocks
 from bilevax.trees import Tree
 
 

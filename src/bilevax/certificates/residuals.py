@@ -11,7 +11,7 @@ from bilevax import trees
 from bilevax.certificates.gap import excess_and_noise
 from bilevax.certificates.rounding import ROUNDINGS, rounding
 from bilevax.problems import BilevelProblem, Point
-from bilevax.problems.reformulate import at_both
+from bilevax.problems.reformulations import at_both
 from bilevax.terms import Term
 from bilevax.trees import Tree
 

@@ -16,7 +16,7 @@ from bilevax.driver.solution import Solution, SolveError
 from bilevax.files import check_writable
 from bilevax.problems import Form, Point
 from bilevax.problems.deviation import biased
-from bilevax.problems.validate import require_form, require_precision, validate
+from bilevax.problems.validation import require_form, require_precision, validate
 from bilevax.programs import release_programs
 from bilevax.progress import Progress
 from bilevax.solvers.base import Solver, Task

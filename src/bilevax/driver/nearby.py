@@ -10,7 +10,7 @@ from bilevax.certificates import Certificate
 from bilevax.driver.entry import solve
 from bilevax.driver.solution import Solution
 from bilevax.problems import BilevelProblem, Point
-from bilevax.problems.validate import require
+from bilevax.problems.validation import require
 from bilevax.solvers import Adaptive
 
 

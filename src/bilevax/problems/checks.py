@@ -20,7 +20,7 @@ from bilevax.problems.constrained import ConstrainedBilevelProblem
 from bilevax.problems.form import Call, Form
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
-from bilevax.problems.validate import validate
+from bilevax.problems.validation import validate
 from bilevax.trees import Tree
 
 

@@ -19,8 +19,8 @@ from bilevax.certificates.gap import linear_excess
 from bilevax.functions import operations
 from bilevax.problems import BilevelProblem, Form, Point
 from bilevax.problems.constants import sample_domain
-from bilevax.problems.reformulate import at_both, penalty, penalty_blocks, penalty_point
-from bilevax.problems.validate import gap_is_bounded, require, require_gap_bound
+from bilevax.problems.reformulations import at_both, penalty, penalty_blocks, penalty_point
+from bilevax.problems.validation import gap_is_bounded, require, require_gap_bound
 from bilevax.programs import quick
 from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.continuation import Continuation, Seen

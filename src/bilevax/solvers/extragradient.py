@@ -15,7 +15,7 @@ from bilevax.arguments import one_of
 from bilevax.certificates.gap import saddle_gap
 from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
-from bilevax.problems.validate import require
+from bilevax.problems.validation import require
 from bilevax.solvers.base import InnerSolver, check_positive
 from bilevax.solvers.optfom import flat_prox, operator
 from bilevax.trees import Layout

@@ -30,7 +30,7 @@ from bilevax.problems.lagrangian import (
     constrained_point,
     lagrangian,
 )
-from bilevax.problems.validate import diameter, require_bounded
+from bilevax.problems.validation import diameter, require_bounded
 from bilevax.programs import quick
 from bilevax.solvers.base import initial
 from bilevax.solvers.extragradient import ExtraGradient

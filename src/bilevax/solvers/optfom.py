@@ -14,7 +14,7 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
-from bilevax.problems.validate import require
+from bilevax.problems.validation import require
 from bilevax.solvers.base import InnerSolver, check_positive
 from bilevax.trees import Layout
 

@@ -16,8 +16,8 @@ from bilevax.arguments import positive
 from bilevax.problems import BilevelProblem, Form, Point
 from bilevax.problems.constants import smoothness_of, upper_range
 from bilevax.problems.deviation import deviation_of
-from bilevax.problems.reformulate import lower_level, penalty, penalty_blocks, penalty_point
-from bilevax.problems.validate import require, require_bounded, require_gap_bound
+from bilevax.problems.reformulations import lower_level, penalty, penalty_blocks, penalty_point
+from bilevax.problems.validation import require, require_bounded, require_gap_bound
 from bilevax.solvers.base import Solver, check_part, check_positive
 from bilevax.solvers.extragradient import ExtraGradient
 from bilevax.solvers.proximal_point import ProximalPoint

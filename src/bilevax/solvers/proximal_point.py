@@ -14,8 +14,8 @@ from bilevax import trees
 from bilevax.arguments import tracing
 from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
-from bilevax.problems.reformulate import proximal
-from bilevax.problems.validate import require, require_bounded
+from bilevax.problems.reformulations import proximal
+from bilevax.problems.validation import require, require_bounded
 from bilevax.solvers.base import InnerSolver, Solver, check_center, check_part, check_positive
 from bilevax.solvers.optfom import OptFOM
 from bilevax.trees import Tree

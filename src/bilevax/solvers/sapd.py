@@ -16,7 +16,7 @@ from bilevax.arguments import non_negative, one_of, positive, tracing, whole
 from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.deviation import deviation_of
-from bilevax.problems.validate import require, require_bounded
+from bilevax.problems.validation import require, require_bounded
 from bilevax.solvers.base import Solver, check_key, check_part, check_positive
 from bilevax.solvers.estimators import Estimator, Plain
 from bilevax.trees import Tree

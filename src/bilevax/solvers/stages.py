@@ -24,7 +24,7 @@ from bilevax.problems.constants import (
     lower_smoothness_of,
     upper_smoothness_of,
 )
-from bilevax.problems.validate import require, require_bounded
+from bilevax.problems.validation import require, require_bounded
 from bilevax.solvers.base import Solver, check_part, check_positive
 from bilevax.solvers.proximal_point import CONSTANTS, ProximalPoint, ProximalPointState
 from bilevax.terms import PerLeaf

@@ -18,7 +18,7 @@ from bilevax.arguments import one_of
 from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import saddle_range, smoothness_of
 from bilevax.problems.deviation import deviation_of
-from bilevax.problems.validate import require, require_bounded
+from bilevax.problems.validation import require, require_bounded
 from bilevax.solvers.base import Solver, check_center, check_part, check_positive
 from bilevax.solvers.proximal_point import CONSTANTS
 from bilevax.solvers.sapd import SAPD, Pull, SAPDState, as_count, check_sampling
