@@ -105,7 +105,8 @@ FAULTS = [
     Fault("driver/loop.py", "self.earlier, self.fell_back_at = saved.earlier, saved.fell_back_at",
           "self.fell_back_at = saved.fell_back_at",
           ("tests/programs/test_fallback.py::test_a_run_that_fell_back_is_resumed_bit_for_bit",)),
-    Fault("driver/loop.py", "(min(limit, mark) if quickly else limit)", "limit",
+    Fault("driver/pieces.py", "min(limit, _quick_mark(problem, state)) if quickly else limit",
+          "limit",
           ("tests/programs/test_compilation.py::"
            "test_a_run_is_the_same_wherever_it_is_cut_around_the_change_of_programs[cuts3]",)),
     Fault("driver/nonfinite.py", "low, last = middle, piece", "low = middle",
@@ -119,8 +120,14 @@ FAULTS = [
           (OUTSIDE + "test_terms_of_both_sides_meet",)),
     Fault("problems/reformulations.py", "y1 = rho * problem.y1", "y1 = problem.y1",
           ("tests/programs/test_problems.py::test_the_penalty_is_the_papers_formula",)),
-    Fault("functions.py", "key = (structure, *map(_kind, leaves), *_settings())",
-          "key = (structure, *_settings())", ("tests/unit/test_functions.py",)),
+    Fault("functions.py", "jax.jit(self.function, inline=True)(", "self.function(",
+          ("tests/unit/test_functions.py",)),
+    Fault("terms/sets.py", "jnp.sqrt(jnp.maximum(there, 1))", "x.size**0.5",
+          ("tests/programs/test_simplices.py::test_a_vertex_that_is_a_little_too_long_is_outside",)),
+    Fault("driver/judging.py", "self.confirmed, self.certificate = attempt, True",
+          "self.confirmed, self.certificate = attempt, False",
+          ("tests/programs/test_stochastic.py::"
+           "test_the_best_of_many_looks_is_confirmed_on_other_samples",)),
     Fault("programs.py", "> most // 2", "> most", ("tests/unit/test_programs.py",)),
     Fault("cache.py", "stat.S_IWGRP | stat.S_IWOTH", "stat.S_IWOTH", ("tests/unit/test_cache.py",)),
     Fault("files.py", "os.fsync(file.fileno())", "pass", ("tests/unit/test_files.py",)),
@@ -151,15 +158,15 @@ FAULTS = [
           (TERMS + "test_prox_and_projection_agree_with_cvxpy[L1]",)),
     Fault("terms/norms.py", "return (a + pull * c) / (1 + pull)", "return (a + c) / (1 + pull)",
           (TERMS + "test_prox_and_projection_agree_with_cvxpy[Ridge-center]",)),
-    Fault("data/memory.py", "state.drawn + self.batch", "state.drawn + 1",
+    Fault("data/memory.py", "state.drawn + self.batch), self.rows(indices)",
+          "state.drawn + 1), self.rows(indices)",
           ("tests/programs/test_data.py::test_the_state_holds_arrays_and_counts_samples",)),
     Fault("learn/_risk.py", "(free > 0) & (free < self.cap)", "free > 0",
           (LEARN + "test_derivatives_are_those_of_finite_differences",
            LEARN + "test_weights_satisfy_their_optimality_conditions")),
     Fault("learn/_risk.py", "eta / 2 * far.sum()", "eta * far.sum()",
           (LEARN + "test_derivatives_are_those_of_finite_differences",)),
-    Fault("deep/group_dro.py", "- self.eta * (q - 1 / self.groups)",
-          "+ self.eta * (q - 1 / self.groups)", (DEEP + "test_group_dro",)),
+    Fault("deep/methods.py", "- self.eta * far", "+ self.eta * far", (DEEP + "test_group_dro",)),
     Fault("deep/bilevel.py", "(1 + theta) * s - theta * last", "s", (DEEP + "test_bilevel_dro",)),
 ]  # fmt: skip
 
@@ -169,7 +176,7 @@ def passes(source: Path, tests: list[str], limit: float | None = None) -> tuple[
     environment = os.environ | {
         "PYTHONPATH": str(source),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
+        "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider"]
     command += ["-p", "no:xdist", *tests]

@@ -176,3 +176,13 @@ def test_two_hundred_caps():
         for g in (cap - np.median(cap), rng.choice([-1.0, 1.0], 200) * cap)
     )
     assert far <= diameter <= 1.2 * far
+
+
+@pytest.mark.parametrize(("dtype", "longer"), [(np.float32, 1e-3), (np.float64, 1e-11)])
+def test_a_vertex_that_is_a_little_too_long_is_outside(dtype, longer):
+    """Many entries that are zero do not excuse what the one that is there is too much."""
+    vertex = np.zeros(10_000, dtype)
+    vertex[0] = 1
+    assert Simplex().value(vertex) == 0
+    vertex[0] += longer
+    assert Simplex().value(vertex) == np.inf
