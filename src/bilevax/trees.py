@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
@@ -61,10 +62,26 @@ def square(a: Tree) -> Array:
 
 
 def norm(a: Tree) -> Array:
-    """‖a‖, with gradient 0 at 0."""
-    squared = square(a)
+    """‖a‖, with gradient 0 at 0. No square of an entry overflows or vanishes on the way."""
+    unit = lax.stop_gradient(_unit(a))
+    squared = square(jax.tree.map(lambda leaf: leaf / unit.astype(leaf.dtype), a))
     zero = squared == 0
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, squared)))
+    return jnp.where(zero, 0, unit * jnp.sqrt(jnp.where(zero, 1, squared)))
+
+
+def _unit(a: Tree) -> Array:
+    """A power of two to measure huge or tiny entries in; 1 for all others."""
+    largest = _largest(a)
+    room = 60 if largest.dtype == jnp.float32 else 500  # twice this is a power of two, too
+    huge, tiny = largest > 2.0**room, (largest < 2.0**-room) & (largest > 0)
+    one = jnp.ones_like(largest)
+    return jnp.where(huge, one * 2.0 ** (room + 20), jnp.where(tiny, one / 2.0 ** (room + 20), 1))
+
+
+def _largest(a: Tree) -> Array:
+    """The largest entry, in size."""
+    leaves = [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(a)]
+    return functools.reduce(jnp.maximum, leaves) if leaves else jnp.zeros(())
 
 
 def axpy(scale: ArrayLike, a: Tree, b: Tree) -> Tree:

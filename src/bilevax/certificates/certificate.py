@@ -15,6 +15,10 @@ class Certificate(abc.ABC):
     """
 
     objective: float = dataclasses.field(metadata={"says": "the objective there"})
+    #: How much of each line is an allowance for rounding.
+    allowances: dict[str, float] = dataclasses.field(
+        default_factory=dict, kw_only=True, repr=False, compare=False
+    )
     #: How large the things are whose difference each line is; empty where nobody asked.
     sizes: dict[str, float] = dataclasses.field(
         default_factory=dict, kw_only=True, repr=False, compare=False

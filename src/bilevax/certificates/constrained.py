@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -23,11 +23,19 @@ from bilevax.problems.constrained import CONSTRAINTS
 from bilevax.trees import Tree
 
 
+LINES = (
+    *("stationarity", "response_z", "feasibility_z", "complementarity_z", "lower_gap"),
+    *("feasibility", "complementarity", "upper_feasibility", "upper_complementarity"),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class ConstrainedKKTCertificate(Certificate):
     """Every line of `def:cons_kkt`, for the point and the witnesses (z, ρ, λ, λ̄) it names.
 
-    Equalities count as two inequalities each. `upper_feasibility` and `upper_complementarity` are
+    Equalities count as two inequalities each. Complementarity is a sum of sizes, so that a violated
+    constraint cannot make up for one with slack; it bounds the paper's |λᵀc|, which is a note.
+    `upper_feasibility` and `upper_complementarity` are
     the same conditions for the upper level's own constraints; they are zero without such. The
     distances come from the terms' closed forms, the lower gap is an upper bound, and each line has
     an allowance for rounding on top.
@@ -38,21 +46,23 @@ class ConstrainedKKTCertificate(Certificate):
     )
     response_z: float = line("dist(0, ρ·∂ of g(x,z) + λ̄ᵀc(x,z) in z)")
     feasibility_z: float = line("‖[c(x,z)]₊‖")
-    complementarity_z: float = line("|λ̄ᵀc(x,z)|")
+    complementarity_z: float = line("Σ|λ̄ᵢcᵢ(x,z)|")
     lower_gap: float = line("g(x,y) − min g(x,·) under the constraints, an upper bound")
     feasibility: float = line("‖[c(x,y)]₊‖")
-    complementarity: float = line("|λᵀc(x,y)|")
+    complementarity: float = line("Σ|λᵢcᵢ(x,y)|")
     upper_feasibility: float = line("‖[G(x,y)]₊‖")
-    upper_complementarity: float = line("|λ_Gᵀ G(x,y)|")
+    upper_complementarity: float = line("Σ|λ_Gᵢ Gᵢ(x,y)|")
+    product_z: float = line("|λ̄ᵀc(x,z)|, which is what the paper bounds")
+    product: float = line("|λᵀc(x,y)|, likewise")
+    upper_product: float = line("|λ_Gᵀ G(x,y)|, likewise")
     rho: float = line("the penalty ρ of the witness")
 
     def lines(self) -> dict[str, float]:
-        others = ("objective", "sizes", "rho")
-        names = (f.name for f in dataclasses.fields(self) if f.name not in others)
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in LINES}
 
     def notes(self) -> dict[str, float]:
-        return {"rho": self.rho, "objective": self.objective}
+        names = ("product_z", "product", "upper_product", "rho", "objective")
+        return {name: getattr(self, name) for name in names}
 
     def advice(self, line: str) -> tuple[str, str]:
         if line == "lower_gap":
@@ -97,6 +107,12 @@ def _evaluation(
     return _Evaluation(f, g, dual, of_above, of_below, at_y, at_z, own)
 
 
+def _parts(e: _Evaluation, rho: Array) -> list[Tree]:
+    """What rounding is measured in: three gradients, three pairs of constraints, the gap's value."""
+    along_x = trees.axpy(-rho, e.below[0], e.above[0])
+    return [along_x, e.above[1], e.below[1], e.at_y, e.at_z, e.own, e.lower - e.dual]
+
+
 def _feasibility(values: tuple[Tree, Tree], dtype: Any) -> Array:
     """‖([c]₊, e)‖"""
     inequalities, equalities = values
@@ -104,14 +120,27 @@ def _feasibility(values: tuple[Tree, Tree], dtype: Any) -> Array:
     return trees.norm((positive, equalities)).astype(dtype)
 
 
-def _absolute(multiplier: Tree, values: Tree, noise: Array) -> Array:
-    """|⟨multiplier, values⟩| with its rounding, and what `noise` in the values makes of it."""
-    if multiplier is None:
-        return jnp.zeros_like(noise)
-    products = jax.tree.map(lambda m, v: jnp.sum(jnp.abs(m * v)), multiplier, values)
-    eps = jnp.finfo(trees.dtype_of(values)).eps
-    rounding = ROUNDINGS * eps * sum(jax.tree.leaves(products))
-    return jnp.abs(trees.dot(multiplier, values)) + rounding + trees.norm(multiplier) * noise
+class _Products(NamedTuple):
+    """Of multipliers and constraint values: Σ|λᵢcᵢ|, its rounding, and |λᵀc|."""
+
+    sizes: Array
+    noise: Array
+    total: Array
+
+    @classmethod
+    def of(cls, multipliers: tuple[Tree, Tree], values: tuple[Tree, Tree], noise: Array) -> Self:
+        """For values with this rounding; those without a multiplier do not count."""
+        zero = jnp.zeros_like(noise)
+        sizes, total, weights = zero, zero, []
+        for multiplier, value in zip(multipliers, values):
+            if multiplier is None:
+                continue
+            product = jax.tree.map(lambda m, v: m * v, multiplier, value)
+            sizes += trees.total(jax.tree.map(jnp.abs, product)).astype(zero.dtype)
+            total += trees.total(product).astype(zero.dtype)
+            weights.append(multiplier)
+        counted = ROUNDINGS * jnp.finfo(zero.dtype).eps * sizes
+        return cls(sizes, counted + trees.norm(weights) * noise, jnp.abs(total))
 
 
 def _signs_hold(m: Multipliers) -> Array:
@@ -136,44 +165,55 @@ class ConstrainedKKT(Definition):
         dtype = trees.dtype_of((x, y))
         rho = jnp.asarray(point.rho, dtype)
         here = _evaluation(problem, m, rho, point)
-        parts = lambda e: [*e.above, *e.below, *e.at_y, *e.at_z, *e.own]
-        evaluate = lambda problem, point: parts(_evaluation(problem, m, rho, point))
-        noise = rounding(evaluate, problem, point, parts(here), dtype)
-        ax_noise, ay_noise, bx_noise, bz_noise = noise[:4]
-        noise_y, noise_z, noise_top = (noise[k] + noise[k + 1] for k in (4, 6, 8))
-        (ax, ay), (bx, bz) = here.above, here.below
-        (c_y, e_y), (c_z, e_z), (G, H) = here.at_y, here.at_z, here.own
-        along_x = trees.norm(problem.x.residual(x, trees.axpy(-rho, bx, ax)))
-        along_y = trees.norm((rho * problem.y).residual(y, ay))
-        stationary = jnp.sqrt(along_x**2 + along_y**2) + ax_noise + ay_noise + rho * bx_noise
-        response = rho * (trees.norm(problem.y.residual(z, bz)) + bz_noise)
+        evaluate = lambda problem, point: _parts(_evaluation(problem, m, rho, point), rho)
+        of_x, of_y, of_z, noise_y, noise_z, noise_top, of_gap = rounding(
+            evaluate, problem, point, _parts(here, rho), dtype
+        )
+        along_x, ay, bz, *_ = _parts(here, rho)
+        stationary = (problem.x.residual(x, along_x), (rho * problem.y).residual(y, ay))
 
         # Weak duality: the constrained minimum is at least min over z of the Lagrangian at (λ̄, ν̄),
         # which is convex in z and lies above its tangent.
         terms = term_values(problem, point)
-        value, dual = here.lower + terms["y"], here.dual
-        fall, fall_noise = excess_and_noise(problem.y, z, trees.scale(-1, bz), bz_noise, dtype)
-        size = jnp.abs(value) + jnp.abs(dual)
-        weights = _absolute(m.lam_bar, c_z, noise_z) + _absolute(m.nu_bar, e_z, noise_z)
-        gap_noise = ROUNDINGS * jnp.finfo(dtype).eps * (size + weights) + fall_noise
-        gap = jnp.maximum(value - dual + fall, 0) + gap_noise
+        fall, of_fall = excess_and_noise(problem.y, z, trees.scale(-1, bz), of_z, dtype)
+        counted = ROUNDINGS * jnp.finfo(dtype).eps * jnp.abs(terms["y"])
 
+        at_z = _Products.of((m.lam_bar, m.nu_bar), here.at_z, noise_z)
+        at_y = _Products.of((m.lam, m.nu), here.at_y, noise_y)
+        own = _Products.of((m.upper_lam, m.upper_nu), here.own, noise_top)
         lines = {
-            "stationarity": stationary,
-            "response_z": response,
-            "feasibility_z": _feasibility(here.at_z, dtype) + noise_z,
-            "complementarity_z": weights,
-            "lower_gap": gap,
-            "feasibility": _feasibility(here.at_y, dtype) + noise_y,
-            "complementarity": _absolute(m.lam, c_y, noise_y) + _absolute(m.nu, e_y, noise_y),
-            "upper_feasibility": _feasibility(here.own, dtype) + noise_top,
-            "upper_complementarity": _absolute(m.upper_lam, G, noise_top)
-            + _absolute(m.upper_nu, H, noise_top),
+            "stationarity": trees.norm(stationary),
+            "response_z": rho * trees.norm(problem.y.residual(z, bz)),
+            "feasibility_z": _feasibility(here.at_z, dtype),
+            "complementarity_z": at_z.sizes,
+            "lower_gap": jnp.maximum(here.lower - here.dual + terms["y"] + fall, 0),
+            "feasibility": _feasibility(here.at_y, dtype),
+            "complementarity": at_y.sizes,
+            "upper_feasibility": _feasibility(here.own, dtype),
+            "upper_complementarity": own.sizes,
+        }
+        allowances = {
+            "stationarity": trees.norm((of_x, of_y)),
+            "response_z": rho * of_z,
+            "feasibility_z": noise_z,
+            "complementarity_z": at_z.noise,
+            "lower_gap": of_gap + of_fall + counted,
+            "feasibility": noise_y,
+            "complementarity": at_y.noise,
+            "upper_feasibility": noise_top,
+            "upper_complementarity": own.noise,
         }
         objective = here.upper + terms["x"]
         inside = trees.all_finite((terms, m)) & _signs_hold(m)
         inside &= jnp.isfinite(objective) & (rho > 0)
-        return bounded(lines, inside, dtype) | {"rho": rho, "objective": objective}
+        notes = {
+            "product_z": at_z.total,
+            "product": at_y.total,
+            "upper_product": own.total,
+            "rho": rho,
+            "objective": objective,
+        }
+        return bounded(lines, allowances, inside, dtype) | notes
 
     def sizes(self, problem: ConstrainedBilevelProblem, point: Point) -> dict[str, Array]:
         """‖∇f‖ for slopes; for the gap the larger of its two values; for a constraint what x and y

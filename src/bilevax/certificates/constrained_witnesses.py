@@ -115,8 +115,9 @@ def constrained_witnesses(
             (u.rho * problem.y).residual(y, ay),
         )
         weighed = zip((u.lam, u.nu, u.upper_lam, u.upper_nu), values.values())
-        products = [trees.dot(m, v).astype(dtype) ** 2 for m, v in weighed if m is not None]
-        return trees.square(vector) + (u.rho * response) ** 2 + sum(products)
+        products = [jax.tree.map(jnp.multiply, m, v) for m, v in weighed if m is not None]
+        of_products = trees.square(products).astype(dtype)
+        return trees.square(vector) + (u.rho * response) ** 2 + of_products
 
     start = jnp.asarray(1.0 if rho is None else rho, dtype)
     zeros = {name: jax.tree.map(jnp.zeros_like, v) for name, v in values.items()}

@@ -28,7 +28,7 @@ class Definition(eqx.Module):
         """The class of the certificate, whose fields `residuals` fills."""
 
     @abc.abstractmethod
-    def residuals(self, problem: Any, point: Point) -> dict[str, Array]:
+    def residuals(self, problem: Any, point: Point) -> dict[str, Any]:
         """Every field of the certificate, at a point with all its witnesses. It is compiled."""
 
     @abc.abstractmethod
@@ -85,7 +85,7 @@ def definition_of(problem: Form) -> Definition:
 
 # Two programs: a point gets the same lines, bit for bit, whether sizes are asked for or not.
 @quick
-def _lines(definition: Definition, problem: Form, point: Point) -> dict[str, Array]:
+def _lines(definition: Definition, problem: Form, point: Point) -> dict[str, Any]:
     return definition.residuals(problem, point)
 
 
@@ -103,8 +103,8 @@ def judge(problem: Form, point: Point, *, sizes: bool = False) -> Certificate:
             _sizes(definition, problem, point) if sizes else {},
         )
     )
-    lines, found = ({name: float(v) for name, v in part.items()} for part in measured)
-    return definition.certificate(**lines, sizes=found)
+    fields, found = jax.tree.map(float, measured)
+    return definition.certificate(**fields, sizes=found)
 
 
 def compile_judge(problem: Form, point: Any, sizes: bool) -> None:
@@ -126,10 +126,17 @@ def slope_at(problem: Form, start: Point) -> float:
     return slope if jnp.isfinite(slope) and slope > 0 else 1.0
 
 
-def bounded(lines: dict[str, Array], inside: Array, dtype: Any = None) -> dict[str, Array]:
-    """Lines that are infinite outside of the domain and where they are not a number."""
-    kept = {k: jnp.where(inside & ~jnp.isnan(v), v, jnp.inf) for k, v in lines.items()}
-    return kept if dtype is None else {k: v.astype(dtype) for k, v in kept.items()}
+def bounded(
+    lines: dict[str, Array], allowances: dict[str, Array], inside: Array, dtype: Any = None
+) -> dict[str, Any]:
+    """The lines with their allowances for rounding on top, and these by themselves.
+
+    A line is infinite outside of the domain and where it is not a number.
+    """
+    total = {name: line + allowances[name] for name, line in lines.items()}
+    claimed = {k: jnp.where(inside & ~jnp.isnan(v), v, jnp.inf) for k, v in total.items()}
+    both = claimed | {"allowances": allowances}
+    return both if dtype is None else jax.tree.map(lambda v: v.astype(dtype), both)
 
 
 def term_values(problem: Form, point: Point) -> dict[str, Array]:

@@ -26,19 +26,24 @@ def linear_excess(term: Term | None, z: Tree, g: Tree) -> Array:
 def excess_and_noise(
     term: Term | None, z: Tree, g: Tree, noise: Array, dtype: jnp.dtype
 ) -> tuple[Array, Array]:
-    """`linear_excess`, and what rounding may hide in it: that of g over the way to the best s."""
+    """`linear_excess`, and what rounding may hide in it.
+
+    With an error δ of g, ‖δ‖ ≤ n, the best s is another one. Over a domain of diameter D that hides
+    n·D at most. If φ is strongly convex with modulus w it hides n·‖s − z‖ + n²/(2w): φ* is smooth.
+    If neither is known, anything.
+    """
     if term is None:
         return jnp.zeros((), dtype), jnp.zeros((), dtype)
     conjugate, best = jax.value_and_grad(term.conjugate)(g)
     linear = trees.dot(g, z).astype(dtype)
     value = conjugate.astype(dtype) - linear
-    reach = term.diameter(z).astype(dtype)
-    # Where the domain is unbounded the supremum in the conjugate is attained at its gradient.
-    way = trees.norm(trees.subtract(best, z)).astype(dtype)
-    reach = jnp.where(jnp.isfinite(reach), reach, way)
-    linear = jnp.abs(linear)
-    rounded = ROUNDINGS * jnp.finfo(dtype).eps * (jnp.abs(value) + 2 * linear)
-    return value, rounded + noise.astype(dtype) * reach
+    noise = noise.astype(dtype)
+    over_domain = noise * term.diameter(z).astype(dtype)
+    way, modulus = trees.norm(trees.subtract(best, z)).astype(dtype), term.modulus(z).astype(dtype)
+    by_modulus = noise * way + noise**2 / (2 * modulus)
+    hidden = jnp.where(noise > 0, jnp.fmin(over_domain, by_modulus), 0)
+    rounded = ROUNDINGS * jnp.finfo(dtype).eps * (jnp.abs(value) + 2 * jnp.abs(linear))
+    return value, rounded + hidden
 
 
 def saddle_gap(problem: MinimaxProblem, x: Tree, y: Tree, gx: Tree, gy: Tree) -> Array:

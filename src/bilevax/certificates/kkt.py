@@ -62,13 +62,13 @@ class KKT(Definition):
     def residuals(self, problem: BilevelProblem, point: Point) -> dict[str, Array]:
         parts, terms = pieces(problem, point), term_values(problem, point)
         rho = jnp.asarray(point.rho, trees.dtype_of(point.x1))
-        below, above = gap_bounds(problem, parts, point, terms)
-        lines = stationarity_and_responses(problem, point, parts, rho) | {"gap": above}
+        lines, allowances = stationarity_and_responses(problem, point, parts, rho)
+        below, lines["gap"], allowances["gap"] = gap_bounds(problem, parts, point, terms)
         # Outside a domain, or where f itself is not a number, there is nothing to be close to.
         objective = parts.values[0] + terms["x1"] - terms.get("x2", 0)
         inside = trees.all_finite(terms) & jnp.isfinite(objective)
         notes = {"gap_below": below, "rho": rho, "objective": objective}
-        return bounded(lines, inside) | notes
+        return bounded(lines, allowances, inside) | notes
 
     def sizes(self, problem: BilevelProblem, point: Point) -> dict[str, Array]:
         """‖∇f‖ for slopes, also those that ρ multiplies; for the gap the larger of its two values.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,18 @@ from bilevax.terms import Term
 from bilevax.trees import Tree
 
 
+class Noise(NamedTuple):
+    """How much of each gradient, and of the difference of the two values of f~1, is rounding."""
+
+    upper: tuple[Array, ...]  # ∇f1 in x1, x2, y1 and y2
+    x1: Array  # ∇f~1 at (x1, y1, z2) less that at (x1, z1, y2), in x1
+    y1: Array  # ∇f~1 at (x1, y1, z2) in y1
+    z2: Array  # and in z2
+    z1: Array  # ∇f~1 at (x1, z1, y2) in z1
+    y2: Array  # and in y2
+    gap: Array  # f~1 at (x1, y1, z2) less that at (x1, z1, y2)
+
+
 class Pieces(eqx.Module):
     """The values and gradients that every line is made of, with their rounding: none needs ρ."""
 
@@ -23,17 +37,24 @@ class Pieces(eqx.Module):
     upper: tuple[Tree, ...]  # ∇f1 at (x1, x2, y1, y2)
     above: tuple[Tree, ...]  # ∇f~1 at (x1, y1, z2)
     below: tuple[Tree, ...]  # ∇f~1 at (x1, z1, y2)
-    noise: tuple[tuple[Array, ...], ...]  # of each part of each of these gradients
+    noise: Noise
 
 
 def pieces(problem: BilevelProblem, point: Point) -> Pieces:
     """A gradient of the upper function and two of the lower one, and as many for each move."""
     values, (upper, above, below) = _gradients(problem, point)
-    parts = lambda problem, point: [part for of in _gradients(problem, point)[1] for part in of]
-    here = [*upper, *above, *below]
-    noise = rounding(parts, problem, point, here, trees.dtype_of(point.x1))
-    of_f, of_a, of_b = tuple(noise[:4]), tuple(noise[4:7]), tuple(noise[7:])
-    return Pieces(values, upper, above, below, (of_f, of_a, of_b))
+    parts = lambda problem, point: _parts(*_gradients(problem, point))
+    here = _parts(values, (upper, above, below))
+    *of_upper, x1, y1, z2, z1, y2, gap = rounding(
+        parts, problem, point, here, trees.dtype_of(point.x1)
+    )
+    return Pieces(values, upper, above, below, Noise(tuple(of_upper), x1, y1, z2, z1, y2, gap))
+
+
+def _parts(values: tuple, gradients: tuple[tuple, ...]) -> list[Tree]:
+    """What rounding is measured in, in the order of `Noise`."""
+    (_, a, b), (upper, above, below) = values, gradients
+    return [*upper, trees.subtract(above[0], below[0]), *above[1:], *below[1:], a - b]
 
 
 def _gradients(problem: BilevelProblem, point: Point) -> tuple[tuple, tuple[tuple, ...]]:
@@ -64,8 +85,8 @@ def _distances(term: Term | None, x: tuple[Tree, Tree], g: tuple[Tree, Tree]) ->
 
 def stationarity_and_responses(
     problem: BilevelProblem, point: Point, parts: Pieces, rho: Array
-) -> dict[str, Array]:
-    """The four distances of the definition, for this ρ, with what rounding may add."""
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The four distances of the definition, for this ρ, and what rounding may add to each."""
     p, dtype = point, rho.dtype
     f1, f2, f3, f4 = parts.upper
     a1, a2, a3 = parts.above
@@ -78,20 +99,27 @@ def stationarity_and_responses(
         dtype
     )
     x1 = _distance(problem.x1, p.x1, trees.axpy(rho, trees.subtract(a1, b1), f1))
-    of_f, of_a, of_b = parts.noise
-    noise = of_f[0] + of_f[2] + of_f[3] + rho * (of_a[0] + of_a[1] + of_b[0] + of_b[2])
-    return {
-        "stationarity": jnp.sqrt(x1**2 + y1**2 + y2**2) + noise,
-        "response_x2": _distance(problem.x2, p.x2, minus(f2)).astype(dtype) + of_f[1],
-        "response_z1": z1 + rho * of_b[1],
-        "response_z2": z2 + rho * of_a[2],
+    lines = {
+        "stationarity": trees.norm((x1, y1, y2)),
+        "response_x2": _distance(problem.x2, p.x2, minus(f2)).astype(dtype),
+        "response_z1": z1,
+        "response_z2": z2,
     }
+    n = parts.noise
+    of_x1, of_x2, of_y1, of_y2 = n.upper
+    allowances = {
+        "stationarity": trees.norm((of_x1 + rho * n.x1, of_y1 + rho * n.y1, of_y2 + rho * n.y2)),
+        "response_x2": of_x2,
+        "response_z1": rho * n.z1,
+        "response_z2": rho * n.z2,
+    }
+    return lines, allowances
 
 
 def gap_bounds(
     problem: BilevelProblem, parts: Pieces, point: Point, terms: dict[str, Array]
-) -> tuple[Array, Array]:
-    """Bounds on p(x1, y1) − d(x1, y2) of `eq:prima_dual_obj`, below and above.
+) -> tuple[Array, Array, Array]:
+    """Bounds on p(x1, y1) − d(x1, y2) of `eq:prima_dual_obj`, below and above, and the rounding.
 
     f~(x1, y1, z2) − f~(x1, z1, y2) bounds it from below at any z. Above, f~1(x1, y1, ·) is concave
     and f~1(x1, ·, y2) convex, so each lies on its side of its tangent at z, and the best that the
@@ -100,14 +128,14 @@ def gap_bounds(
     p, (_, above, below) = point, parts.values
     zero = jnp.zeros_like(above)
     y1, y2, z1, z2 = (terms.get(name, zero) for name in ("y1", "y2", "z1", "z2"))
-    primal_here, dual_here = above + y1 - z2, below + z1 - y2
-    least = primal_here - dual_here
-    _, of_above, of_below = parts.noise
-    rise, rise_noise = excess_and_noise(problem.y2, p.z2, parts.above[2], of_above[2], zero.dtype)
+    difference, of_terms = above - below, y1 + y2
+    least = difference + of_terms - z1 - z2
+    rise, rise_noise = excess_and_noise(
+        problem.y2, p.z2, parts.above[2], parts.noise.z2, zero.dtype
+    )
     slope = trees.scale(-1, parts.below[1])
-    fall, fall_noise = excess_and_noise(problem.y1, p.z1, slope, of_below[1], zero.dtype)
-    primal, dual = above + y1 + rise, below - y2 - fall
-    # Large values that nearly cancel leave the rounding of the large ones.
-    size = jnp.abs(primal_here) + jnp.abs(dual_here) + jnp.abs(primal) + jnp.abs(dual)
-    noise = ROUNDINGS * jnp.finfo(zero.dtype).eps * size + rise_noise + fall_noise
-    return least, jnp.maximum(jnp.maximum(primal - dual, least), 0) + noise
+    fall, fall_noise = excess_and_noise(problem.y1, p.z1, slope, parts.noise.z1, zero.dtype)
+    size = jnp.abs(y1) + jnp.abs(y2) + jnp.abs(z1) + jnp.abs(z2)
+    counted = ROUNDINGS * jnp.finfo(zero.dtype).eps * size
+    most = jnp.maximum(jnp.maximum(difference + of_terms + rise + fall, least), 0)
+    return least, most, parts.noise.gap + counted + rise_noise + fall_noise

@@ -50,9 +50,10 @@ class Stationarity(Definition):
         terms = term_values(problem, point)
         objective = value + terms["x"] - terms.get("y", 0)
         inside = trees.all_finite(terms) & jnp.isfinite(objective)
-        x = trees.norm(problem.x.residual(point.x, gx)) + noise_x
-        y = trees.norm(problem.y.residual(point.y, trees.scale(-1, gy))) + noise_y
-        return bounded({"x": x, "y": y}, inside) | {"objective": objective}
+        x = trees.norm(problem.x.residual(point.x, gx))
+        y = trees.norm(problem.y.residual(point.y, trees.scale(-1, gy)))
+        lines, allowances = {"x": x, "y": y}, {"x": noise_x, "y": noise_y}
+        return bounded(lines, allowances, inside) | {"objective": objective}
 
     def sizes(self, problem: MinimaxProblem, point: Point) -> dict[str, Array]:
         """‖∇h‖, for both lines."""

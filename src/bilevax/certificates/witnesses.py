@@ -110,5 +110,5 @@ def best_rho(problem: BilevelProblem, point: Point) -> Array:
 
 
 def _lines(problem: BilevelProblem, point: Point, parts: Pieces, rho: Array) -> Array:
-    lines = stationarity_and_responses(problem, point, parts, rho)
-    return jnp.max(jnp.stack(list(lines.values())))
+    lines, allowances = stationarity_and_responses(problem, point, parts, rho)
+    return jnp.max(jnp.stack([line + allowances[name] for name, line in lines.items()]))

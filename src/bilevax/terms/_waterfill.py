@@ -79,6 +79,7 @@ class _Search(NamedTuple):
 
 def _sides(v: Array, lower: Array, upper: Array, total: Array) -> tuple[Array, Array]:
     """Which entries rest at their lower and at their upper bounds, from a search for τ."""
+    v = v - jnp.max(v)  # exact where entries are alike, which their mean is not
     v = v - (jnp.sum(v) - total) / v.size  # right if no bound held
     # The second search starts at the first answer: there, the entries that decide are exact.
     for _ in range(2):
@@ -99,8 +100,11 @@ def _level(v: Array, lower: Array, upper: Array, total: Array) -> Array:
     def advance(s: _Search) -> _Search:
         shifted = v - s.tau
         excess = jnp.sum(lax.clamp(lower, shifted, upper)) - total
-        slope = jnp.sum(as_float((shifted > lower) & (shifted < upper), v))
         above = excess > 0
+        # On the side to which τ will go: an entry at a bound may be about to leave it.
+        inside = (shifted > lower) & (shifted < upper)
+        leaves = lax.select(above, shifted == upper, shifted == lower) & (lower < upper)
+        slope = jnp.sum(as_float(inside | leaves, v))
         low = lax.select(above, s.tau, s.low)
         high = lax.select(excess < 0, s.tau, s.high)
         newton = s.tau + excess / lax.max(slope, jnp.ones((), v.dtype))

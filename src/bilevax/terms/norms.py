@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from bilevax.arguments import axis_or_none, finite, interval, non_negative, positive
 from bilevax.terms._term import Number, Scalar, Term, as_step, cast, parameter, scalar, tree_sum
-from bilevax.terms.sets import Box, Everywhere, Free, InBox, check_axis, check_broadcast, indicator
+from bilevax.terms.sets import Box, Everywhere, Free, InBox, check_axis, check_broadcast, zero_if
 from bilevax.trees import Tree
 
 
@@ -42,7 +42,7 @@ class L1(InBox):
         return cast(self.lower, x), cast(self.upper, x)
 
     def leaf_value(self, x: Array) -> Scalar:
-        return scalar(self.weight, x) * jnp.sum(jnp.abs(x)) + indicator(x, self.leaf_project(x))
+        return scalar(self.weight, x) * jnp.sum(jnp.abs(x)) + zero_if(self.contains(x), x)
 
     def leaf_prox(self, v: Array, step: Array) -> Array:
         # One-dimensional and convex, so the box only clips the unconstrained minimiser.
@@ -175,6 +175,10 @@ class Ridge(Term):
     def residual(self, x: Tree, g: Tree) -> Tree:
         pulled = lambda b, a, c: b + scalar(self.weight, a) * (a - c)
         return self.base.residual(x, jax.tree.map(pulled, g, x, self._centers(x)))
+
+    def modulus(self, like: Tree) -> Scalar:
+        of_base = self.base.modulus(like)
+        return scalar(self.weight, of_base) + of_base
 
     def supremum(self, like: Tree) -> Scalar:
         # Any point of the domain is within a diameter of the one nearest to the center.

@@ -26,24 +26,15 @@ from bilevax.terms._waterfill import FEW, along_axis, pairs, waterfill
 ROUNDING = 64
 
 
-def close(x: Array, nearest: Array) -> Array:
-    """Whether x is `nearest` up to rounding, entry by entry; NaN is not."""
-    allowed = ROUNDING * float(jnp.finfo(x.dtype).eps)
-    return jnp.abs(x - nearest) <= allowed + allowed * jnp.abs(nearest)
+def roundings(x: Array) -> float:
+    """What a number of size 1 may be off by and still count as rounded."""
+    return ROUNDING * float(jnp.finfo(x.dtype).eps)
 
 
 def zero_if(inside: Array, like: Array) -> Scalar:
     """0 inside of a set and infinity outside."""
     zero, infinity = (jnp.asarray(value, like.dtype) for value in (0.0, jnp.inf))
     return lax.select(inside, zero, infinity)
-
-
-def indicator(x: Array, nearest: Array) -> Scalar:
-    """0 where x is its own projection up to rounding, infinite elsewhere (and for NaN).
-
-    Entry by entry, so that a large entry does not excuse a small one.
-    """
-    return zero_if(jnp.all(close(x, nearest)), x)
 
 
 def positive_norm(x: Array, axis: int | None) -> Array:
@@ -83,10 +74,18 @@ def check_broadcast(x: Array, **bounds: Number) -> str | None:
 
 
 class ConvexSet(LeafTerm):
-    """What every set shares: its value is an indicator, its prox the projection."""
+    """What every set shares: its value is 0 or infinite, its prox the projection."""
+
+    @abc.abstractmethod
+    def contains(self, x: Array) -> Array:
+        """Whether x lies in the set, up to rounding; NaN does not.
+
+        Rounding is measured against the set's own size, so that many small trespasses do not add up
+        to a large one.
+        """
 
     def leaf_value(self, x: Array) -> Scalar:
-        return indicator(x, self.leaf_project(x))
+        return zero_if(self.contains(x), x)
 
     def leaf_prox(self, v: Array, step: Array) -> Array:
         return self.leaf_project(v)
@@ -114,6 +113,9 @@ class Everywhere(LeafTerm):
 class Free(Everywhere, ConvexSet):
     """No constraint: φ = 0 everywhere."""
 
+    def contains(self, x: Array) -> Array:
+        return ~jnp.any(jnp.isnan(x))
+
     def leaf_residual(self, x: Array, g: Array) -> Array:
         return g
 
@@ -127,6 +129,13 @@ class InBox(LeafTerm):
     @abc.abstractmethod
     def bounds(self, x: Array) -> tuple[Array, Array]:
         """The least and the greatest point of the box, in the shape of x."""
+
+    def contains(self, x: Array) -> Array:
+        low, high = self.bounds(x)
+        width = high - low
+        own = lax.select(jnp.isfinite(width), lax.min(width, jnp.ones_like(x)), jnp.zeros_like(x))
+        nearest = lax.clamp(low, x, high)
+        return jnp.all(jnp.abs(x - nearest) <= roundings(x) * (own + jnp.abs(nearest)))
 
     def leaf_project(self, v: Array) -> Array:
         low, high = self.bounds(v)
@@ -225,15 +234,12 @@ class CappedSimplex(ConvexSet):
         row = lambda v, cap: waterfill(v, jnp.zeros_like(v), cap, total)
         return along_axis(row, self.axis, v, self._caps(v))
 
-    def leaf_value(self, x: Array) -> Scalar:
-        # The sum may be off by as much as rounding makes it: of entries that are zero, by nothing.
-        total = scalar(self.total, x)
-        there = jnp.sum(x != 0, axis=self.axis, dtype=x.dtype)
-        allowed = ROUNDING * float(jnp.finfo(x.dtype).eps) * jnp.sqrt(jnp.maximum(there, 1))
-        excess = jnp.abs(jnp.sum(x, axis=self.axis) - total)
-        inside = close(x, lax.clamp(jnp.zeros_like(x), x, self._caps(x)))
-        adds_up = jnp.all(excess <= allowed + allowed * total)
-        return zero_if(jnp.all(inside) & adds_up, x)
+    def contains(self, x: Array) -> Array:
+        total, caps, length = scalar(self.total, x), self._caps(x), row_length(x, self.axis)
+        trespass = jnp.abs(x - lax.clamp(jnp.zeros_like(x), x, caps))
+        adds_up = jnp.abs(jnp.sum(x, axis=self.axis) - total) <= roundings(x) * total
+        fits = trespass <= roundings(x) * lax.min(caps, jnp.full_like(x, total / length))
+        return jnp.all(fits) & jnp.all(adds_up)
 
     def _filled(self, caps: Array, total: Array) -> Array:
         """Entries that take their caps, in this order, until `total` is used up."""
@@ -334,6 +340,19 @@ class L2Ball(ConvexSet):
         offset = x - cast(self.center, x)
         return offset, positive_norm(offset, self.axis), scalar(self.radius, x)
 
+    def contains(self, x: Array) -> Array:
+        offset, _, radius = self._from_center(x)
+        largest = jnp.max(jnp.abs(offset), axis=self.axis, keepdims=True, initial=0)
+        unit = jnp.where(largest > 0, largest, 1)  # in which no square vanishes
+        norm = unit * jnp.sqrt(jnp.sum((offset / unit) ** 2, axis=self.axis, keepdims=True))
+        return jnp.all(norm <= radius * (1 + roundings(x)) + self._blur(x))
+
+    def _blur(self, x: Array) -> Array:
+        """What a centre far from the origin costs in digits of the distance from it."""
+        center = jnp.abs(jnp.asarray(self.center, x.dtype))
+        center = center if center.ndim == 0 else jnp.max(center, initial=0)
+        return 2 * float(jnp.finfo(x.dtype).eps) * row_length(x, self.axis) ** 0.5 * center
+
     def leaf_project(self, v: Array) -> Array:
         offset, norm, radius = self._from_center(v)
         shrunk = cast(self.center, v) + offset * (radius / norm)
@@ -356,12 +375,7 @@ class L2Ball(ConvexSet):
         # On the boundary the normal cone is the ray outwards: drop g's inward part.
         offset, norm, radius = self._from_center(x)
         unit = offset / norm
-        # A centre far from the origin costs digits of the offset.
-        eps = float(jnp.finfo(x.dtype).eps)
-        center = jnp.abs(jnp.asarray(self.center, x.dtype))
-        center = center if center.ndim == 0 else jnp.max(center, initial=0)
-        far = 2 * eps * row_length(x, self.axis) ** 0.5 * center
-        boundary = norm >= radius * (1 - ROUNDING * eps) - far
+        boundary = norm >= radius * (1 - roundings(x)) - self._blur(x)
         along = jnp.sum(g * unit, axis=self.axis, keepdims=self.axis is not None)
         inward = lax.select(boundary, lax.min(along, jnp.zeros_like(along)), jnp.zeros_like(along))
         zero = lax.broadcast(radius == 0, x.shape)  # the normal cone of a point is everything
@@ -388,6 +402,10 @@ class L1Ball(ConvexSet):
     def __check_init__(self):
         positive(self.radius, "L1Ball: radius")
         axis_or_none(self.axis, "L1Ball")
+
+    def contains(self, x: Array) -> Array:
+        sizes = jnp.sum(jnp.abs(x), axis=self.axis)
+        return jnp.all(sizes <= scalar(self.radius, x) * (1 + roundings(x)))
 
     def leaf_project(self, v: Array) -> Array:
         def row(v: Array) -> Array:
@@ -419,8 +437,7 @@ class L1Ball(ConvexSet):
             rest = waterfill(level, lower, jnp.full_like(x, jnp.inf), jnp.zeros((), x.dtype))
             tau = jnp.max(jnp.where(support, level - rest, -jnp.inf))
             signed = jnp.where(support, -jnp.sign(x) * rest, jnp.sign(g) * rest)
-            allowed = ROUNDING * jnp.finfo(x.dtype).eps
-            boundary = jnp.sum(jnp.abs(x)) >= radius * (1 - allowed)
+            boundary = jnp.sum(jnp.abs(x)) >= radius * (1 - roundings(x))
             return jnp.where(boundary & (tau > 0), signed, g)
 
         return along_axis(row, self.axis, x, g)
