@@ -6,6 +6,8 @@ import abc
 import dataclasses
 import math
 
+from bilevax.certificates.around import Around
+
 
 @dataclasses.dataclass(frozen=True)
 class Certificate(abc.ABC):
@@ -24,6 +26,11 @@ class Certificate(abc.ABC):
         default_factory=dict, kw_only=True, repr=False, compare=False
     )
 
+    #: What a function was caught at that is outside of the stated class; empty if none was.
+    breach: str = dataclasses.field(default="", kw_only=True, compare=False)
+    #: What was seen around the point; None where nobody looked.
+    looked_around: Around | None = dataclasses.field(default=None, kw_only=True, compare=False)
+
     @abc.abstractmethod
     def lines(self) -> dict[str, float]:
         """The residuals of the definition, by name."""
@@ -38,11 +45,18 @@ class Certificate(abc.ABC):
 
     @property
     def epsilon(self) -> float:
-        """The least ε for which this certifies the point."""
+        """The least ε for which this certifies the point; infinite if it was withdrawn."""
+        if self.breach:
+            return math.inf
         return max(math.inf if math.isnan(v) else v for v in self.lines().values())
 
     def certified(self, tolerance: float, relative_tolerance: float = 0.0) -> bool:
-        """Whether every line is at most `tolerance` + `relative_tolerance` times its size."""
+        """Whether every line is at most `tolerance` + `relative_tolerance` times its size.
+
+        Not where a function is outside of its class, nor where F falls nearby.
+        """
+        if self.breach or (self.looked_around is not None and self.looked_around.falls):
+            return False
         if not relative_tolerance:
             return self.epsilon <= tolerance
         allowed = self.allowed(tolerance, relative_tolerance)
@@ -66,7 +80,13 @@ class Certificate(abc.ABC):
         width = max(len(name) for name, _, _ in rows)
         table = [f"{name:<{width}}  {value:>10.3e}  {text}".rstrip() for name, value, text in rows]
         table.insert(len(self.lines()), "─" * max(len(row) for row in table))
-        return "\n".join([f"{type(self).__name__}", *table])
+        return "\n".join([f"{type(self).__name__}", *table, *self._remarks()])
+
+    def _remarks(self) -> list[str]:
+        """What no number says."""
+        if self.breach:
+            return [f"withdrawn: {self.breach}"]
+        return [] if self.looked_around is None else [f"looked around: {self.looked_around}"]
 
 
 def line(says: str) -> float:

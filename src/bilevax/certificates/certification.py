@@ -10,6 +10,7 @@ from bilevax import arguments
 from bilevax.arguments import positive
 from bilevax.certificates.certificate import Certificate
 from bilevax.certificates.definition import definition_of, judge
+from bilevax.certificates.examination import compile_examination, examined
 from bilevax.certificates.sampled import (
     BATCHES,
     RUN_KEYS,
@@ -31,6 +32,7 @@ def certify(
     batches: int | None = None,
     confidence: float = 0.95,
     key: int = 0,
+    look_around: bool = True,
 ) -> Certificate:
     """Judge a point: every residual line of the definition, and their maximum ε.
 
@@ -42,6 +44,11 @@ def certify(
     them gets z and λ̄ from its lower level, solved at x, and the best ρ and λ for these. Where
     witnesses are not unique another choice may certify a smaller ε; so what is returned is always a
     true bound, but for a point without witnesses perhaps not the least.
+
+    The lower level is also compared with what its class implies at a few dozen points of the
+    domain: a breach withdraws the certificate and names the function. And unless `look_around` is
+    False, it is solved again at a few x nearby: if F falls there by more than ε explains, the point
+    is ε-KKT and yet no candidate, `looked_around` says so, and `certified` is False.
 
     The point is judged where it is; it is not projected. Outside the domain ε is infinite.
 
@@ -58,7 +65,10 @@ def certify(
         raise ValueError("batches: the problem's data is no source of minibatches")
     if known is None or batches is not None:
         return _sampled(problem, point, rho, batches, confidence, key)
-    return judge(known, _with_witnesses(known, point, rho), sizes=True)
+    point = _with_witnesses(known, point, rho)
+    certificate = judge(known, point, sizes=True)
+    compile_examination(known, point, certificate, look=look_around)
+    return examined(known, point, certificate, look=look_around)
 
 
 def _with_witnesses(problem: Form, point: Point, rho: Any) -> Point:

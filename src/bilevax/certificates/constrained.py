@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -12,17 +12,20 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import positive
+from bilevax.certificates.around import Answer
+from bilevax.certificates.breaches import Claim
 from bilevax.certificates.certificate import Certificate, line
-from bilevax.certificates.constrained_witnesses import constrained_witnesses
+from bilevax.certificates.constrained_witnesses import constrained_witnesses, lower_solution
 from bilevax.certificates.definition import Definition, bounded, term_values
-from bilevax.certificates.gap import excess_and_noise
+from bilevax.certificates.gap import excess_and_noise, linear_excess
 from bilevax.certificates.lagrangians import lower_lagrangian, weighed
 from bilevax.certificates.rounding import ROUNDINGS, rounding
 from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point, register
 from bilevax.problems.constrained import CONSTRAINTS
 from bilevax.trees import Tree
 
-
+# A violation of this share of ε is one that a place nearby may have.
+TRIFLE = 0.1
 LINES = (
     *("stationarity", "response_z", "feasibility_z", "complementarity_z", "lower_gap"),
     *("feasibility", "complementarity", "upper_feasibility", "upper_complementarity"),
@@ -108,9 +111,9 @@ def _evaluation(
 
 
 def _parts(e: _Evaluation, rho: Array) -> list[Tree]:
-    """What rounding is measured in: three gradients, three pairs of constraints, the gap's value."""
+    """What rounding is measured in: three gradients, three pairs of constraints, a value."""
     along_x = trees.axpy(-rho, e.below[0], e.above[0])
-    return [along_x, e.above[1], e.below[1], e.at_y, e.at_z, e.own, e.lower - e.dual]
+    return [along_x, e.above[1], e.below[1], e.at_y, e.at_z, e.own, (e.lower, e.dual)]
 
 
 def _feasibility(values: tuple[Tree, Tree], dtype: Any) -> Array:
@@ -252,6 +255,55 @@ class ConstrainedKKT(Definition):
             "upper_feasibility": norm(at_top),
             "upper_complementarity": products((m.upper_lam, m.upper_nu), at_top),
         }
+
+    def claims(self, problem: ConstrainedBilevelProblem, point: Point) -> list[Claim]:
+        """The Lagrangian at (λ̄, ν̄) is convex in y, and equalities are affine."""
+        m = Multipliers() if point.multipliers is None else point.multipliers
+        below = lambda z: lower_lagrangian(problem, point.x, z, m)
+        constrained = m.lam_bar is not None or m.nu_bar is not None
+        name = "lower with its constraints" if constrained else "lower"
+        claims = [Claim(name, "y", "convex", below, problem.y, point.z, "lower_gap")]
+        if problem.equalities is not None:
+            equal = lambda z: problem.called("equalities", point.x, z)
+            shape = ("equalities", "y", "affine")
+            claims.append(Claim(*shape, equal, problem.y, point.z, "feasibility_z"))
+        return claims
+
+    upper_block: ClassVar[str | None] = "x"
+
+    def upper_slope(self, problem: ConstrainedBilevelProblem, point: Point) -> Tree:
+        return jax.grad(problem.smooth_upper)(point.x, point.y)
+
+    def answer(
+        self,
+        problem: ConstrainedBilevelProblem,
+        point: Point,
+        x: Tree,
+        epsilon: Array,
+        steps: Array,
+    ) -> Answer:
+        """F there, ρ times the lower level's gap on top, and violations at their prices.
+
+        A place that violates a constraint by more than a trifle is none to compare with.
+        """
+        m = Multipliers() if point.multipliers is None else point.multipliers
+        y, lam, nu = lower_solution(problem, x, point.y, steps)
+        own = Multipliers(lam_bar=lam, nu_bar=nu)
+        dual, slope = jax.value_and_grad(lambda z: lower_lagrangian(problem, x, z, own))(y)
+        dtype = dual.dtype
+        fall = linear_excess(problem.y, y, trees.scale(-1, slope)).astype(dtype)
+        gap = problem.lower_value(x, y) - dual + fall
+        lower = tuple(problem.called(name, x, y) for name in CONSTRAINTS[:2])
+        upper = tuple(problem.called(name, x, y) for name in CONSTRAINTS[2:])
+        low, high = _feasibility(lower, dtype), _feasibility(upper, dtype)
+        rho = jnp.asarray(point.rho, dtype)
+        price = rho * trees.norm((lam, nu)) + trees.norm((m.lam, m.nu))
+        own_price = trees.norm((m.upper_lam, m.upper_nu))
+        objective = problem.smooth_upper(x, y) + problem.x.value(x)
+        objective += rho * gap + price.astype(dtype) * low + own_price.astype(dtype) * high
+        trifle = TRIFLE * epsilon
+        fits = (low <= trifle) & (high <= trifle)
+        return Answer(Point(x=x, y=y), jnp.where(fits, objective, jnp.inf))
 
     def with_witnesses(
         self, problem: ConstrainedBilevelProblem, point: Point, rho: Any = None

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.lagrangians import lower_lagrangian, upper_lagrangian
-from bilevax.certificates.witnesses import best_response
+from bilevax.certificates.witnesses import MAX_STEPS, best_response, counted_response
 from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point
 from bilevax.programs import quick
 from bilevax.terms import Box, Free, NonNegative, PerLeaf
@@ -32,18 +32,21 @@ class _Round(NamedTuple):
     nu: Tree
     weight: Array
     rounds: Array
+    steps: Array
     residual: Array
 
 
 def lower_solution(
-    problem: ConstrainedBilevelProblem, x: Tree, start: Tree
+    problem: ConstrainedBilevelProblem, x: Tree, start: Tree, steps: Array | int | None = None
 ) -> tuple[Tree, Tree, Tree]:
     """A solution z of the lower level at x and its multipliers (λ̄, ν̄).
 
     The augmented Lagrangian method of Rockafellar 1976: z minimises
-    g(x, ·) + (‖[λ + μc]₊‖² + ‖ν + μe‖²)/(2μ), then λ ← [λ + μc]₊ and ν ← ν + μe.
+    g(x, ·) + (‖[λ + μc]₊‖² + ‖ν + μe‖²)/(2μ), then λ ← [λ + μc]₊ and ν ← ν + μe. With `steps`, all
+    rounds together take no more than about twice so many.
     """
     dtype = trees.dtype_of((x, start))
+    most = MAX_STEPS if steps is None else steps
 
     def shifted(z: Tree, lam: Tree, nu: Tree, weight: Array) -> tuple[Tree, Tree]:
         c, e = problem.called("constraints", x, z), problem.called("equalities", x, z)
@@ -55,20 +58,21 @@ def lower_solution(
             penalty = trees.square(shifted(z, s.lam, s.nu, s.weight)).astype(dtype)
             return problem.smooth_lower(x, z) + penalty / (2 * s.weight)
 
-        z = best_response(augmented, problem.y, s.z)
+        z, taken = counted_response(augmented, problem.y, s.z, most)
         lam, nu = shifted(z, s.lam, s.nu, s.weight)
         moved = trees.norm(trees.subtract((lam, nu), (s.lam, s.nu))).astype(dtype)
         # The change of the multipliers is weight·(infeasibility and lack of complementarity).
         residual = moved / s.weight
         weight = jnp.minimum(GROWTH * s.weight, MOST)
-        return _Round(z, lam, nu, weight, s.rounds + 1, residual)
+        return _Round(z, lam, nu, weight, s.rounds + 1, s.steps + taken, residual)
 
     def going(s: _Round) -> Array:
-        return (s.rounds < ROUNDS) & (s.residual > ENOUGH + 16 * jnp.finfo(dtype).eps)
+        room = True if steps is None else s.steps < steps
+        return room & (s.rounds < ROUNDS) & (s.residual > ENOUGH + 16 * jnp.finfo(dtype).eps)
 
     zeros = lambda name: jax.tree.map(jnp.zeros_like, problem.called(name, x, start))
-    one = jnp.ones((), dtype)
-    first = _Round(start, zeros("constraints"), zeros("equalities"), one, jnp.asarray(0), one)
+    one, zero = jnp.ones((), dtype), jnp.asarray(0)
+    first = _Round(start, zeros("constraints"), zeros("equalities"), one, zero, zero, one)
     last = lax.while_loop(going, advance, first)
     return last.z, last.lam, last.nu
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from bilevax.certificates.around import Answer
+from bilevax.certificates.breaches import Claim
 from bilevax.certificates.certificate import Certificate
 from bilevax.problems import Form, Point, registered
 from bilevax.programs import quick
@@ -46,6 +48,23 @@ class Definition(eqx.Module):
                 f"rho is the penalty of a bilevel problem; a {type(problem).__name__} has none"
             )
         return point
+
+    # What a certificate rests on, and what it does not say.
+
+    def claims(self, problem: Any, point: Point) -> list[Claim]:
+        """What the bounds in the certificate assume of the functions."""
+        return []
+
+    #: The upper level's block that `look_around` moves; None where there is no lower level.
+    upper_block: ClassVar[str | None] = None
+
+    def upper_slope(self, problem: Any, point: Point) -> Tree:
+        """The gradient of the upper function in that block. It is compiled."""
+        raise NotImplementedError
+
+    def answer(self, problem: Any, point: Point, x: Tree, epsilon: Array, steps: Array) -> Answer:
+        """What the lower level answers at another x, begun at the point. It is compiled."""
+        raise NotImplementedError
 
     # A certificate from minibatches: what varies between them, and what that does to the lines.
 

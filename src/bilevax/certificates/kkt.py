@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import positive
+from bilevax.certificates.around import Answer
+from bilevax.certificates.breaches import Claim
 from bilevax.certificates.certificate import Certificate, line
 from bilevax.certificates.definition import Definition, bounded, term_values
+from bilevax.certificates.gap import linear_excess, saddle_gap
 from bilevax.certificates.residuals import gap_bounds, pieces, stationarity_and_responses
-from bilevax.certificates.witnesses import best_rho, respond
+from bilevax.certificates.witnesses import best_response, best_rho, respond, saddle_point
 from bilevax.problems import BilevelProblem, Point, register
-from bilevax.problems.reformulations import penalty, penalty_blocks
+from bilevax.problems.reformulations import lower_level, penalty, penalty_blocks
 from bilevax.trees import Tree
 
 
@@ -90,6 +94,40 @@ class KKT(Definition):
         dtype = trees.dtype_of(point.x1)
         rho = best_rho(problem, point) if rho is None else jnp.asarray(rho, dtype)
         return point.replace(rho=rho)
+
+    def claims(self, problem: BilevelProblem, point: Point) -> list[Claim]:
+        p = point
+        below = lambda y1: problem.smooth_lower(p.x1, y1, p.y2)
+        claims = [Claim("lower", "y1", "convex", below, problem.y1, p.z1, "gap")]
+        if problem.y2 is not None:
+            above = lambda y2: -problem.smooth_lower(p.x1, p.y1, y2)
+            claims.append(Claim("lower", "y2", "concave", above, problem.y2, p.z2, "gap"))
+        if problem.x2 is not None:
+            upper = lambda x2: -problem.smooth_upper(p.x1, x2, p.y1, p.y2)
+            claims.append(Claim("upper", "x2", "concave", upper, problem.x2, p.x2, "response_x2"))
+        return claims
+
+    upper_block: ClassVar[str | None] = "x1"
+
+    def upper_slope(self, problem: BilevelProblem, point: Point) -> Tree:
+        p = point
+        return jax.grad(problem.smooth_upper)(p.x1, p.x2, p.y1, p.y2)
+
+    def answer(
+        self, problem: BilevelProblem, point: Point, x: Tree, epsilon: Array, steps: Array
+    ) -> Answer:
+        """F there is f with the best x2, and ρ times the lower level's gap on top."""
+        p, saddle = point, lower_level(problem, x)
+        y1, y2 = saddle_point(saddle, p.y1, p.y2, steps)
+        gap = saddle_gap(saddle, y1, y2, *saddle.gradient(y1, y2))
+        f = lambda x2: problem.smooth_upper(x, x2, y1, y2)
+        x2 = p.x2
+        if problem.x2 is not None:
+            x2 = best_response(lambda u: -f(u), problem.x2, x2, steps)
+        value, slope = jax.value_and_grad(f)(x2) if x2 is not None else (f(None), None)
+        most = value + linear_excess(problem.x2, x2, slope).astype(value.dtype)
+        objective = most + problem.x1.value(x) + jnp.asarray(p.rho, value.dtype) * gap
+        return Answer(Point(x1=x, x2=x2, y1=y1, y2=y2), objective)
 
     def sampled_parts(self, problem: BilevelProblem, point: Point) -> tuple[Tree, Array]:
         """∇P, and f~(x1, y1, z2) − f~(x1, z1, y2)."""

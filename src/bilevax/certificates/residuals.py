@@ -19,15 +19,15 @@ from bilevax.trees import Tree
 
 
 class Noise(NamedTuple):
-    """How much of each gradient, and of the difference of the two values of f~1, is rounding."""
+    """How much of each gradient, and of the two values of f~1, is rounding."""
 
     upper: tuple[Array, ...]  # ∇f1 in x1, x2, y1 and y2
-    x1: Array  # ∇f~1 at (x1, y1, z2) less that at (x1, z1, y2), in x1
+    x1: Array  # ∇f~1 at (x1, y1, z2) and at (x1, z1, y2) in x1, together
     y1: Array  # ∇f~1 at (x1, y1, z2) in y1
     z2: Array  # and in z2
     z1: Array  # ∇f~1 at (x1, z1, y2) in z1
     y2: Array  # and in y2
-    gap: Array  # f~1 at (x1, y1, z2) less that at (x1, z1, y2)
+    gap: Array  # f~1 at (x1, y1, z2) and at (x1, z1, y2), together
 
 
 class Pieces(eqx.Module):
@@ -54,7 +54,7 @@ def pieces(problem: BilevelProblem, point: Point) -> Pieces:
 def _parts(values: tuple, gradients: tuple[tuple, ...]) -> list[Tree]:
     """What rounding is measured in, in the order of `Noise`."""
     (_, a, b), (upper, above, below) = values, gradients
-    return [*upper, trees.subtract(above[0], below[0]), *above[1:], *below[1:], a - b]
+    return [*upper, (above[0], below[0]), *above[1:], *below[1:], (a, b)]
 
 
 def _gradients(problem: BilevelProblem, point: Point) -> tuple[tuple, tuple[tuple, ...]]:

@@ -12,9 +12,9 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.residuals import Pieces, pieces, stationarity_and_responses
-from bilevax.problems import BilevelProblem, Point
+from bilevax.problems import BilevelProblem, MinimaxProblem, Point
 from bilevax.programs import quick
-from bilevax.terms import Term
+from bilevax.terms import PerLeaf, Term
 from bilevax.trees import Tree
 
 MAX_STEPS = 20_000
@@ -33,12 +33,21 @@ class _Descent(NamedTuple):
     steps: Array
 
 
-def best_response(function: Callable[[Tree], Array], term: Term, start: Tree) -> Tree:
+def best_response(
+    function: Callable[[Tree], Array], term: Term, start: Tree, steps: Array | int = MAX_STEPS
+) -> Tree:
     """argmin of function(u) + φ(u) for a smooth convex function, from `start`.
 
     Accelerated proximal gradient (Beck and Teboulle 2009) with backtracking and the restart of
     O'Donoghue and Candès 2015, until rounding stops it.
     """
+    return counted_response(function, term, start, steps)[0]
+
+
+def counted_response(
+    function: Callable[[Tree], Array], term: Term, start: Tree, steps: Array | int
+) -> tuple[Tree, Array]:
+    """`best_response`, and the steps that it took."""
     dtype = trees.dtype_of(start)
     eps = jnp.finfo(dtype).eps
     slope = jax.value_and_grad(function)
@@ -66,11 +75,54 @@ def best_response(function: Callable[[Tree], Array], term: Term, start: Tree) ->
         return jax.tree.map(lambda a, b: jnp.where(fits, a, b), taken, shorter)
 
     def going(s: _Descent) -> Array:
-        return (s.steps < MAX_STEPS) & (s.residual > 4 * eps) & (s.step > eps**2)
+        return (s.steps < steps) & (s.residual > 4 * eps) & (s.step > eps**2)
 
     one = jnp.ones((), dtype)
     first = _Descent(start, start, one, one, one, jnp.asarray(0))
-    return lax.while_loop(going, advance, first).u
+    last = lax.while_loop(going, advance, first)
+    return last.u, last.steps
+
+
+class _Saddle(NamedTuple):
+    u: Tree
+    step: Array
+    residual: Array
+    steps: Array
+
+
+def saddle_point(
+    problem: MinimaxProblem, x: Tree, y: Tree, steps: Array | int = MAX_STEPS
+) -> tuple[Tree, Tree]:
+    """min over x, max over y of a convex-concave problem, from (x, y), until rounding stops it.
+
+    Extragradient (Korpelevich 1976), whose step shrinks where the slope turns too fast for it.
+    """
+    if not jax.tree.leaves(y):
+        return best_response(lambda u: problem.smooth(u, y), problem.x, x, steps), y
+    dtype, term = trees.dtype_of((x, y)), PerLeaf((problem.x, problem.y))
+    eps = jnp.finfo(dtype).eps
+
+    def operator(u: Tree) -> Tree:
+        gx, gy = problem.gradient(*u)
+        return gx, trees.scale(-1, gy)
+
+    def advance(s: _Saddle) -> _Saddle:
+        here = operator(s.u)
+        half = term.prox(trees.axpy(-s.step, here, s.u), s.step)
+        there = operator(half)
+        turned = s.step * trees.norm(trees.subtract(there, here))
+        fits = turned <= 0.9 * trees.norm(trees.subtract(half, s.u)) * (1 + 64 * eps)
+        u = term.prox(trees.axpy(-s.step, there, s.u), s.step)
+        residual = trees.norm(term.residual(half, there)) / (1 + trees.norm(there))
+        taken = _Saddle(u, 1.02 * s.step, residual, s.steps + 1)
+        shorter = s._replace(step=0.7 * s.step, steps=s.steps + 1)
+        return jax.tree.map(lambda a, b: jnp.where(fits, a, b), taken, shorter)
+
+    def going(s: _Saddle) -> Array:
+        return (s.steps < steps) & (s.residual > 4 * eps) & (s.step > eps**2)
+
+    one = jnp.ones((), dtype)
+    return lax.while_loop(going, advance, _Saddle((x, y), one, one, jnp.asarray(0))).u
 
 
 @quick

@@ -19,7 +19,7 @@ from bilevax.arguments import warn
 from bilevax.files import write_bytes
 from bilevax.problems import Point
 
-MAGIC = "bilevax run 5"
+MAGIC = "bilevax run 6"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +29,7 @@ class RunState:
     `earlier` counts the gradients before the solver last began anew; `fell_back_at` is the count at
     which a second method took over, or None. `confirmations` counts how often a certificate from
     samples was tried on other samples, and `confirmed` says whether the best point's was.
+    `withdrawals` counts the certified points that were left since F fell nearby.
     """
 
     solver: Any
@@ -43,6 +44,7 @@ class RunState:
     fell_back_at: int | None = None
     confirmations: int = 0
     confirmed: bool = False
+    withdrawals: int = 0
 
 
 # What is kept as arrays; everything else is in the file's header.

@@ -37,6 +37,7 @@ def solve(
     progress: bool | None = None,
     resume: RunState | str | Path | None = None,
     checkpoint: str | Path | None = None,
+    look_around: bool = True,
     throw: bool = False,
 ) -> Solution:
     """Solve a problem until its certificate holds at `tolerance`.
@@ -61,6 +62,9 @@ def solve(
             The run goes on with the same iterates as one that was never stopped. A file that is
             also the `checkpoint` need not exist yet, so that one call can begin and go on.
         checkpoint: a file to which the state is written at every check, atomically.
+        look_around: at a certified point, solve the lower level again at a few x nearby. Where F
+            falls there by more than ε explains, as at a kink or a local maximum, the run goes on
+            from there.
         throw: raise `SolveError` unless the answer is certified.
 
     Returns:
@@ -86,7 +90,7 @@ def solve(
     same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
     if resume is not None and not (same_file and not Path(str(resume)).exists()):
         run.resume(resume)
-    run.callback, run.checkpoint = callback, checkpoint
+    run.callback, run.checkpoint, run.look_around = callback, checkpoint, look_around
     try:
         with Progress(progress, total=max_gradients, unit="gradients") as run.bar:
             status = run.until_ended()

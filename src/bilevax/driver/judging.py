@@ -9,7 +9,9 @@ from typing import Any
 import jax
 
 from bilevax.certificates import Certificate, judge
-from bilevax.certificates.rounding import MOVES
+from bilevax.certificates.definition import definition_of
+from bilevax.certificates.examination import compile_examination, examined
+from bilevax.certificates.rounding import TIMES
 from bilevax.certificates.sampled import (
     BATCHES,
     CONFIDENCE,
@@ -20,9 +22,12 @@ from bilevax.certificates.sampled import (
 )
 from bilevax.driver.checkpoint import RunState
 from bilevax.problems import Form, Point
+from bilevax.programs import entries
 
+# Steps at each place around a certified point: as many as cost little, or as the run has taken.
+LOOKS, LITTLE, LEAST_STEPS, MOST_STEPS = 24, 20_000_000, 100, 2_000
 # Gradients that one check costs: one for the residuals, others for what rounding may add to them.
-GRADIENTS = 1 + MOVES
+GRADIENTS = 1 + TIMES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +80,33 @@ class Judge:
         share = 1 / (attempt * (attempt + 1))
         return sampled_certificate(self.stated, point, batches, estimate, CONFIDENCE, share)
 
+    def compile_examination(self, point: Point, certificate: Certificate, look: bool) -> None:
+        if self.exact:
+            compile_examination(self.problem, point, certificate, look=look)
+
+    def examined(
+        self, point: Point, certificate: Certificate, gradients: int, look: bool
+    ) -> Certificate:
+        """The certificate with what can be said against it, after a run of so many gradients.
+
+        To look around must not take longer than the run has.
+        """
+        if not self.exact:
+            return certificate
+        cheap = LITTLE // (LOOKS * max(entries((self.problem, point)), 1))
+        taken = gradients * GRADIENTS // (self.cost * LOOKS)
+        steps = min(max(cheap, taken, LEAST_STEPS), MOST_STEPS)
+        options = {"epsilon": self._claimed(certificate), "look": look, "steps": steps}
+        return examined(self.problem, point, certificate, **options)
+
+    def _claimed(self, certificate: Certificate) -> float:
+        allowed = certificate.allowed(self.tolerance, self.relative)
+        return max(allowed.values()) if self.relative else self.tolerance
+
+    def with_witnesses(self, point: Point, rho: Any) -> Point:
+        """A point that comes from looking around, complete."""
+        return definition_of(self.problem).with_witnesses(self.problem, point, rho)
+
     def holds(self, certificate: Certificate) -> bool:
         return certificate.certified(self.tolerance, self.relative)
 
@@ -92,12 +124,13 @@ class Verdicts:
     """What the checks of a run have said: the best point, its certificate, and the history.
 
     A certificate from samples is tried on others before anyone is shown it: `confirmations` counts
-    how often, and `confirmed` says whether the best point's was.
+    how often, and `confirmed` says whether the best point's was. `withdrawals` counts the certified
+    points from which F fell.
     """
 
     def __init__(self, judge: Judge, start: Point):
         self.judge, self.best = judge, start
-        self.confirmations, self.confirmed = 0, False
+        self.confirmations, self.confirmed, self.withdrawals = 0, False, 0
         self.gradients = 0  # of the checks
         self.certificate = judge(start, 1)
         self.history: dict[str, list[float]] = {}
@@ -126,6 +159,19 @@ class Verdicts:
             self.ask_other_samples()
         return self.holds
 
+    def compile_examination(self, look: bool) -> None:
+        self.judge.compile_examination(self.best, self.certificate, look)
+
+    def examine(self, gradients: int, look: bool) -> None:
+        """Look for what can be said against the best point's certificate."""
+        self.certificate = self.judge.examined(self.best, self.certificate, gradients, look)
+
+    def begin_anew(self, start: Point) -> None:
+        """Leave the best point, from which F falls, for one that is better."""
+        self.best, self.certificate, self.confirmed = start, self.judge(start, 1), False
+        self.gradients += self.judge.cost
+        self.withdrawals += 1
+
     def ask_other_samples(self) -> None:
         if self.judge.exact or self.confirmed:
             return
@@ -142,12 +188,14 @@ class Verdicts:
             "history": {name: list(column) for name, column in self.history.items()},
             "confirmations": self.confirmations,
             "confirmed": self.confirmed,
+            "withdrawals": self.withdrawals,
         }
 
     def restore(self, saved: RunState) -> None:
         """Go on with what an earlier run's checks have said."""
         self.best, self.gradients = saved.best, saved.check_gradients
         self.confirmations, self.confirmed = saved.confirmations, saved.confirmed
+        self.withdrawals = saved.withdrawals
         self.history = {name: list(column) for name, column in saved.history.items()}
         self.certificate = self.judge(self.best, self.confirmations + 1)
         if self.confirmed:

@@ -5,6 +5,7 @@ Nothing here knows a solver or a problem form by name.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,8 @@ from bilevax.progress import Progress
 from bilevax.solvers.base import Solver, Task, initial
 
 RUNNING = Status("running", "Still running.")
+# How often a run leaves a certified point from which F falls.
+WITHDRAWALS = 8
 
 
 class Run:
@@ -40,6 +43,7 @@ class Run:
         self.bar = Progress(False, unit="gradients")
         self.callback: Callable[[Solution], Any] | None = None
         self.checkpoint: str | Path | None = None
+        self.look_around = True
         self.solver = solver.prepared_for(task)
         judge = Judge.of(task.problem, task.tolerance, task.relative)
         self.schedule = schedule.Schedule(judge.cost)
@@ -64,7 +68,7 @@ class Run:
     def until_ended(self) -> Status:
         """Steps until something ends the run: how it ended."""
         try:
-            status = sentences.certified(self.summary) if self.verdicts.confirm() else None
+            status = self._concluded() if self.verdicts.confirm() else None
             while status is None:
                 status = self.receive(*self.advanced(self.limit()))
             # What the best point is worth, where samples have chosen it.
@@ -108,8 +112,10 @@ class Run:
         if self.checkpoint is not None:
             save_or_warn(self.checkpoint, self.snapshot())
         stop = self.callback is not None and _is_true(self.callback(self.solution(RUNNING)))
+        if holds and (status := self._concluded()) is not None:
+            return status
         if holds:
-            return sentences.certified(self.summary)
+            return None
         if stop:
             return sentences.interrupted(self.summary, "Stopped by the callback.")
         no_room = self.gradients + self.solver.gradients_per_step > self.limits.most
@@ -123,6 +129,29 @@ class Run:
         if late:
             return sentences.budget_spent(self.summary, f"max_seconds={self.limits.max_seconds:g}")
         return sentences.stalled(self.summary) if stalled else None
+
+    def _concluded(self) -> Status | None:
+        """The end at a certified point, unless its certificate is withdrawn.
+
+        Where F falls nearby, the run goes on from there: then there is none.
+        """
+        begun = time.perf_counter()
+        self.verdicts.compile_examination(self.look_around)
+        self._leave_out(time.perf_counter() - begun)
+        self.verdicts.examine(self.gradients, self.look_around)
+        if self.verdicts.holds:
+            return sentences.certified(self.summary)
+        around = self.verdicts.certificate.looked_around
+        if around is None or around.point is None or self.verdicts.withdrawals >= WITHDRAWALS:
+            return sentences.withdrawn(self.summary)
+        judge, left = self.verdicts.judge, self.verdicts.best
+        start = judge.with_witnesses(around.point, left.rho)
+        task = dataclasses.replace(self.task, start=start)
+        self._begin_anew(self.asked.prepared_anew(self.solver, task, self.state), start)
+        self.verdicts.begin_anew(start)
+        self.fell_back_at = None
+        self.schedule.postpone(self.gradients)
+        return None if not self.verdicts.confirm() else self._concluded()
 
     def _judge(self, piece: Piece) -> bool:
         """Judge the current point. Says whether the solver sees another problem since then."""

@@ -70,6 +70,19 @@ def certified(run: Summary) -> Status:
     )
 
 
+def withdrawn(run: Summary) -> Status:
+    """A point that satisfies every line, and is no answer all the same."""
+    certificate = run.certificate
+    if certificate.breach:
+        why = f"{certificate.breach}. bilevax certifies nothing outside of the stated class"
+    else:
+        why = (
+            f"{certificate.looked_around}. It is an ε-KKT point, such as a kink or a local maximum "
+            "of F, and no local minimum; try another start, or look_around=False"
+        )
+    return Status("withdrawn", f"Withdrawn after {run.gradients:,} gradients: {why}.")
+
+
 def budget_spent(run: Summary, budget: str) -> Status:
     return Status(
         "budget spent",

@@ -24,7 +24,10 @@ class Status:
     code: str
     sentence: str
 
-    CODES = ("certified", "budget spent", "not finite", "stalled", "interrupted", "running")
+    CODES = (
+        *("certified", "withdrawn", "budget spent", "not finite"),
+        *("stalled", "interrupted", "running"),
+    )
 
     def __post_init__(self):
         if self.code not in self.CODES:
@@ -69,7 +72,8 @@ class History:
 
         if ax is None:
             _, ax = plt.subplots(figsize=(7, 4.5), layout="constrained")
-        others = ("gradients", "seconds", "objective", "rho", "gap_below")
+        others = {"gradients", "seconds", "objective", "rho", "gap_below"}
+        others |= {"product_z", "product", "upper_product"}
         gradients = np.maximum(self["gradients"], 1)
         for name in self.names:
             if name in others or not np.any(self[name] > 0):

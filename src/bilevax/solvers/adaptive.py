@@ -157,6 +157,10 @@ class Adaptive(Solver[AdaptiveState]):
             solver = dataclasses.replace(self, target=target, relative=task.relative)
         return solver.prepare(task.problem, task.start, task.tolerance)
 
+    def prepared_anew(self, prepared: Adaptive, task: Task, state: AdaptiveState) -> Adaptive:
+        """With the ρ that its witnesses are for: another one would lead away from them."""
+        return dataclasses.replace(self, rho=task.start.rho).prepared_for(task)
+
     def fallback(self) -> PenaltyMethod:
         return PenaltyMethod()
 

@@ -138,6 +138,10 @@ class Solver(eqx.Module, Generic[State]):
         """The method that goes on, prepared, where this one has given up; None if none does."""
         return None
 
+    def prepared_anew(self, prepared: Any, task: Task, state: State) -> Solver:
+        """Prepared to begin anew at a start with all its witnesses, and to stay near it."""
+        return self.prepared_for(task)
+
     def fallback(self) -> Solver | None:
         """The method that goes on by default where this one gives up."""
         return None

@@ -55,6 +55,10 @@ class Sequence(Solver[Any]):
     def relieved(self, prepared: Sequence, task: Task, state: Any) -> Sequence | None:
         return None if prepared.at_second else self._second(task)
 
+    def prepared_anew(self, prepared: Sequence, task: Task, state: Any) -> Sequence:
+        assert self.first is not None
+        return Sequence(self.first.prepared_anew(prepared._now, task, state), None)
+
     def reviewed(
         self, prepared: Sequence, task: Task, state: Any, signals: Tree
     ) -> tuple[Sequence, Any, bool]:
@@ -137,6 +141,13 @@ class Reformulated(Solver[ReformulatedState]):
         now = state.reformulation
         inner = self.inner.relieved(prepared.inner, _seen(task, now), state.inner)
         return None if inner is None else Reformulated(inner, self.kind, now)
+
+    def prepared_anew(
+        self, prepared: Reformulated, task: Task, state: ReformulatedState
+    ) -> Reformulated:
+        now = state.reformulation
+        inner = self.inner.prepared_anew(prepared.inner, _seen(task, now), state.inner)
+        return Reformulated(inner, self.kind, now)
 
     def reviewed(
         self, prepared: Reformulated, task: Task, state: ReformulatedState, signals: Tree

@@ -246,8 +246,7 @@ class PerLeaf(Separable):
         return jax.tree.map(call, self.parts, *trees, is_leaf=is_term)
 
     def modulus(self, like: Tree) -> Scalar:
-        of_parts = [part for part in jax.tree.leaves(self._each("modulus", like))]
-        return jnp.min(jnp.stack(of_parts))
+        return jnp.min(jnp.stack(jax.tree.leaves(self._each("modulus", like))))
 
     def check_block(self, x: Tree, name: str) -> None:
         try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import abc
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from bilevax import trees
 from bilevax.arguments import (
     axis_or_none,
     finite,
@@ -342,10 +344,10 @@ class L2Ball(ConvexSet):
 
     def contains(self, x: Array) -> Array:
         offset, _, radius = self._from_center(x)
-        largest = jnp.max(jnp.abs(offset), axis=self.axis, keepdims=True, initial=0)
-        unit = jnp.where(largest > 0, largest, 1)  # in which no square vanishes
-        norm = unit * jnp.sqrt(jnp.sum((offset / unit) ** 2, axis=self.axis, keepdims=True))
-        return jnp.all(norm <= radius * (1 + roundings(x)) + self._blur(x))
+        # By `trees.norm`, in which no square vanishes.
+        rows = offset.reshape(1, -1) if self.axis is None else jnp.moveaxis(offset, self.axis, -1)
+        lengths = jax.vmap(trees.norm)(rows.reshape(-1, rows.shape[-1]))
+        return jnp.all(lengths <= radius * (1 + roundings(x)) + self._blur(x))
 
     def _blur(self, x: Array) -> Array:
         """What a centre far from the origin costs in digits of the distance from it."""

@@ -1,0 +1,172 @@
+"""Look around a point: where the lower level is solved again at an x nearby, does F fall?
+
+ε-KKT admits points that nobody would take for a solution: a kink of the lower level's answer, a
+local maximum of F along it. So the lower level is solved at a few x nearby. At an ε-KKT point of a
+convex penalty function F could fall by ε times the way at most; where it falls by more than twice
+that, the point is no candidate, and the better one is a place to go on from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.problems import Form, Point
+from bilevax.problems.constants import random_unit
+from bilevax.programs import quick
+from bilevax.trees import Tree
+
+# How far x moves, in shares of 1 + ‖x‖ or of its domain's diameter if that is less.
+RADII = (1e-3, 1e-2, 1e-1)
+# Pairs of opposite directions, as many as x has entries and at most so many. The first is that of
+# the upper level's gradient, the others are random.
+PAIRS = 4
+# A fall of so many times ε times the way is explained.
+EXPLAINED = 2.0
+# Steps of a lower level's solution at each place, unless less is asked for.
+STEPS = 2_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """What was seen around a point.
+
+    Of `looks` places, at most `radius` away in x, the lower level was solved at `answered` well
+    enough to compare. `fall` is by how much F is lower at the best of them, beyond what ε explains;
+    it is zero if F falls nowhere. `point` is that place.
+    """
+
+    radius: float
+    looks: int
+    answered: int
+    fall: float = 0.0
+    point: Point | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def falls(self) -> bool:
+        return self.fall > 0
+
+    def __str__(self) -> str:
+        places = f"{self.answered} of {self.looks} places within {self.radius:.3g} of x"
+        if self.falls:
+            return f"F falls nearby, by {self.fall:.3g} more than ε explains (looked at {places})"
+        return f"F falls nowhere nearby (looked at {places})"
+
+
+class Answer(NamedTuple):
+    """What the lower level answers at another x, as far as it was solved.
+
+    `objective` bounds F there from above: what is left of the lower level's gap and of violations
+    is priced by the multipliers at hand. It is infinite if it cannot be had.
+    """
+
+    point: Point
+    objective: Array
+
+
+def look_around(
+    definition: Any,
+    problem: Form,
+    point: Point,
+    objective: float,
+    epsilon: float,
+    steps: int = STEPS,
+) -> Around | None:
+    """Look around a point with all its witnesses; None for a form that has no lower level.
+
+    At each place the lower level is solved in at most so many steps.
+    """
+    if definition.upper_block is None or not np.isfinite(epsilon):
+        return None
+    arguments = _arguments(definition, problem, point, objective, epsilon, steps)
+    seen = jax.device_get(_looks(*arguments))
+    falls = seen.fall > 0
+    return Around(
+        radius=float(seen.radius),
+        looks=int(seen.looks),
+        answered=int(seen.answered),
+        fall=float(seen.fall) if falls else 0.0,
+        point=seen.best if falls else None,
+    )
+
+
+def compile_looks(definition: Any, problem: Form, point: Point) -> Future:
+    """Compile, in a thread, what `look_around` runs."""
+    return _looks.ahead(*_arguments(definition, problem, point, 0.0, 1.0, STEPS))
+
+
+def _arguments(
+    definition: Any, problem: Form, point: Point, objective: float, epsilon: float, steps: int
+) -> tuple:
+    dtype = trees.dtype_of(getattr(point, definition.upper_block))
+    numbers = (np.asarray(objective, dtype), np.asarray(epsilon, dtype), np.asarray(steps))
+    return definition, problem, point, *numbers
+
+
+class _Seen(NamedTuple):
+    fall: Array
+    best: Point
+    radius: Array
+    looks: Array
+    answered: Array
+
+
+@quick
+def _looks(
+    definition: Any, problem: Form, point: Point, objective: Array, epsilon: Array, steps: Array
+) -> _Seen:
+    term, x = getattr(problem, definition.upper_block), getattr(point, definition.upper_block)
+    directions = _directions(x, definition.upper_slope(problem, point))
+    scale = jnp.minimum(1 + trees.norm(x), term.diameter(x))
+    rounded = 64 * jnp.finfo(objective.dtype).eps * (1 + jnp.abs(objective))
+    answer = lambda place: definition.answer(problem, point, place, epsilon, steps)
+
+    def look(carry: tuple, at: tuple[Tree, Array]) -> tuple[tuple, tuple[Array, Array]]:
+        least, best = carry
+        direction, radius = at
+        place = term.project(trees.axpy(radius * scale, direction, x))
+        there = answer(place)
+        fall = (
+            objective - there.objective - EXPLAINED * epsilon * _way(there.point, point) - rounded
+        )
+        away = trees.norm(trees.subtract(place, x))
+        fall = jnp.where((away > 0) & ~jnp.isnan(fall), fall, -jnp.inf)
+        best = jax.tree.map(lambda a, b: jnp.where(fall > least, a, b), there.point, best)
+        answered = (away > 0) & jnp.isfinite(there.objective)
+        return (jnp.maximum(fall, least), best), (away, answered)
+
+    count = jax.tree.leaves(directions)[0].shape[0]
+    places = [(directions, jnp.full(count, radius, objective.dtype)) for radius in RADII]
+    every = jax.tree.map(lambda *parts: jnp.concatenate(parts), *places)
+    shapes = jax.eval_shape(lambda: answer(x).point)
+    nowhere = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    first = (jnp.full_like(objective, -jnp.inf), nowhere)
+    (fall, best), (away, answered) = lax.scan(look, first, every)
+    return _Seen(fall, best, jnp.max(away), jnp.sum(away > 0), jnp.sum(answered))
+
+
+def _way(there: Point, here: Point) -> Array:
+    """How far the blocks of two points are apart, without those that only respond."""
+    both = [name for name in there.blocks if name not in ("x2", "z1", "z2", "z")]
+    apart = [trees.subtract(there.blocks[name], here.blocks[name]) for name in both]
+    return trees.norm(apart)
+
+
+def _directions(x: Tree, slope: Tree) -> Tree:
+    """Unit vectors, stacked: down the slope and up, and random ones in pairs."""
+    size = sum(leaf.size for leaf in jax.tree.leaves(x))
+    keys = jax.random.split(jax.random.key(0), PAIRS)
+    steep = trees.norm(slope)
+    down = lambda g, r: jnp.where(steep > 0, -g / jnp.where(steep > 0, steep, 1), r)
+    first = jax.tree.map(down, slope, random_unit(x, keys[0]))
+    units = [first, *(random_unit(x, key) for key in keys[1 : min(PAIRS, size)])]
+    both = [signed for unit in units for signed in (unit, trees.scale(-1, unit))]
+    return jax.tree.map(lambda *parts: jnp.stack(parts), *both)

@@ -1,0 +1,144 @@
+"""Functions outside of their stated class, caught by what they do at some points of the domain.
+
+A certificate's bounds are tangents: a convex function lies above its own. Where one is found below
+the least that its tangent and its term allow together, it is not convex, or its gradient is not
+its own, and the bound says nothing. A breach is proof. That there is none among a few dozen points
+is not: a dip that is narrow enough stays unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.certificates.gap import linear_excess
+from bilevax.problems import Form, Point
+from bilevax.problems.constants import sample_domain
+from bilevax.programs import quick
+from bilevax.terms import Term
+from bilevax.trees import Tree
+
+# Points of the domain that are looked at: so many ways from where the bound was taken, each at
+# these shares of its length. A gradient that is wrong only there shows at the short ones.
+WAYS, SHARES = 10, (1.0, 0.3, 0.03, 1e-3)
+# Roundings of the values that do not count as a breach.
+ROUNDINGS = 1024
+
+
+class Claim(NamedTuple):
+    """That a function is convex, concave or affine in one block, which a bound rests on.
+
+    `values` has it as a function of this block alone; a concave one has changed its sign.
+    """
+
+    function: str
+    block: str
+    shape: str
+    values: Callable[[Tree], Tree]
+    term: Term
+    at: Tree  # where the bound was taken
+    line: str  # of the certificate, whose allowance for rounding is also one for these values
+
+
+def breach_of(definition: Any, problem: Form, point: Point, allowances: dict[str, float]) -> str:
+    """The first breach of what a certificate claims, as a sentence; nothing if there is none."""
+    found = jax.device_get(_breaches(*_arguments(definition, problem, point, allowances)))
+    for claim, (shortfall, where) in zip(definition.claims(problem, point), found):
+        if shortfall > 0:
+            return _sentence(claim, float(shortfall), where)
+    return ""
+
+
+def compile_breaches(
+    definition: Any, problem: Form, point: Point, allowances: dict[str, float]
+) -> Future:
+    """Compile, in a thread, what `breach_of` runs."""
+    return _breaches.ahead(*_arguments(definition, problem, point, allowances))
+
+
+def _arguments(
+    definition: Any, problem: Form, point: Point, allowances: dict[str, float]
+) -> tuple[Any, Form, Point, dict[str, np.ndarray]]:
+    dtype = trees.dtype_of(point.replace(rho=None))
+    allowed = {name: np.asarray(value, dtype) for name, value in allowances.items()}
+    return definition, problem, point, allowed
+
+
+@quick
+def _breaches(
+    definition: Any, problem: Form, point: Point, allowed: dict[str, Array]
+) -> list[tuple[Array, Tree]]:
+    """For every claim by how much it is missed at the worst point, beyond rounding, and where."""
+    return [_worst(claim, allowed[claim.line]) for claim in definition.claims(problem, point)]
+
+
+def _worst(claim: Claim, allowed: Array) -> tuple[Array, Tree]:
+    missed = _missed_affinity if claim.shape == "affine" else _missed_bound
+    measure = missed(claim, allowed)
+    keys = jax.random.split(jax.random.key(0), WAYS)
+    far = lax.map(lambda key: sample_domain(claim.term, claim.at, key), keys)
+    places = [
+        jax.tree.map(lambda z, s, share=share: z + share * (s - z), _repeated(claim.at), far)
+        for share in SHARES
+    ]
+    every = jax.tree.map(lambda *parts: jnp.concatenate(parts), *places)
+    shortfalls = lax.map(measure, every)
+    shortfalls = jnp.where(jnp.isnan(shortfalls), -jnp.inf, shortfalls)
+    worst = jnp.argmax(shortfalls)
+    return shortfalls[worst], jax.tree.map(lambda part: part[worst], every)
+
+
+def _repeated(tree: Tree) -> Tree:
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (WAYS, *jnp.shape(a))), tree)
+
+
+def _missed_bound(claim: Claim, allowed: Array) -> Callable[[Tree], Array]:
+    """By how much f + φ lies below the least that the tangent of f and φ allow together."""
+    value, slope = jax.value_and_grad(claim.values)(claim.at)
+    excess = linear_excess(claim.term, claim.at, trees.scale(-1, slope)).astype(value.dtype)
+    bound = value - excess
+    eps = ROUNDINGS * jnp.finfo(value.dtype).eps
+
+    def measure(s: Tree) -> Array:
+        there, of_term = claim.values(s), claim.term.value(s).astype(value.dtype)
+        size = jnp.abs(there) + jnp.abs(of_term) + jnp.abs(value) + jnp.abs(excess)
+        return bound - there - of_term - eps * size - allowed
+
+    return measure
+
+
+def _missed_affinity(claim: Claim, allowed: Array) -> Callable[[Tree], Array]:
+    """By how much a value lies off the middle of those at the same distance on both sides."""
+    here = claim.values(claim.at)
+
+    def measure(s: Tree) -> Array:
+        middle = claim.values(trees.combine(0.5, s, 0.5, claim.at))
+
+        def off(a: Array, m: Array, b: Array) -> Array:
+            size = ROUNDINGS * jnp.finfo(a.dtype).eps * (jnp.abs(a) + jnp.abs(b) + jnp.abs(m))
+            return jnp.max(jnp.abs(m - (a + b) / 2) - size, initial=-jnp.inf)
+
+        offs = jax.tree.leaves(jax.tree.map(off, claim.values(s), middle, here))
+        return jnp.max(jnp.stack(offs)).astype(allowed.dtype) - ROUNDINGS * allowed
+
+    return measure
+
+
+def _sentence(claim: Claim, shortfall: float, where: Tree) -> str:
+    with np.printoptions(precision=4, threshold=6, edgeitems=2):
+        place = " ".join(str(np.asarray(leaf)) for leaf in jax.tree.leaves(where))
+    if claim.shape == "affine":
+        return f"{claim.function} are not affine in {claim.block}: {shortfall:.3g} off at {place}"
+    side = "above" if claim.shape == "concave" else "below"
+    return (
+        f"{claim.function} is not {claim.shape} in {claim.block}, or its gradient is not its own: "
+        f"at {claim.block} = {place} it is {shortfall:.3g} {side} the bound that its tangent gives"
+    )

@@ -1,0 +1,184 @@
+"""Run a function with every operation rounded anew, to see what rounding does to its result.
+
+Monte Carlo arithmetic (Parker 1997): the result of each operation that rounds is changed by a
+random part of a unit in its last place. What the function returns then varies as much as rounding
+may have changed it, whatever the cause: large terms that cancel, constants in the code, integers
+that do not fit, a small term that vanishes beside a large one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
+from jaxtyping import Array
+
+from bilevax.trees import Tree
+
+# Operations whose result is exact.
+EXACT = {
+    *(
+        "abs",
+        "argmax",
+        "argmin",
+        "broadcast_in_dim",
+        "ceil",
+        "clamp",
+        "concatenate",
+        "copy",
+        "copy_p",
+    ),
+    *("cummax", "cummin", "dynamic_slice", "dynamic_update_slice", "expand_dims", "floor"),
+    *(
+        "gather",
+        "imag",
+        "iota",
+        "max",
+        "min",
+        "neg",
+        "optimization_barrier",
+        "pad",
+        "real",
+        "reduce_max",
+    ),
+    *("reduce_min", "reduce_precision", "reshape", "rev", "round", "scatter"),
+    *("select_and_gather_add", "select_n", "sign", "slice", "sort", "split", "squeeze"),
+    *("stop_gradient", "transpose"),
+}
+# Operations that are others by a name of their own: where the other ones are.
+INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+# Random numbers are drawn once; each operation begins at another place among them.
+SPREAD = 1021
+
+
+def rerounded(function: Callable[..., Tree], key: Array) -> Callable[..., Tree]:
+    """The function with each of its operations rounded at random, for this key."""
+
+    def noisy(*arguments: Tree) -> Tree:
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        noise = _Noise(key, _largest(closed.jaxpr))
+        values = noise.run(closed.jaxpr, closed.consts, jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(shape), values)
+
+    return noisy
+
+
+class _Noise:
+    """Random numbers between −1 and 1, enough for the largest result of an operation."""
+
+    def __init__(self, key: Array, size: int):
+        self.pool = jax.random.uniform(key, (size + SPREAD,), jnp.float32, -1.0, 1.0)
+        self.count = 0
+
+    def run(self, jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments)))
+        read = lambda v: v.val if isinstance(v, Literal) else known[v]
+        for eqn in jaxpr.eqns:
+            results = self._results(eqn, [read(v) for v in eqn.invars])
+            known.update(zip(eqn.outvars, results))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _results(self, eqn: Any, values: list[Any]) -> list[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        if name in INLINED and INLINED[name] in params:
+            inner = params[INLINED[name]]
+            closed = isinstance(inner, ClosedJaxpr)
+            jaxpr, consts = (inner.jaxpr, inner.consts) if closed else (inner, ())
+            return self.run(jaxpr, consts, values)
+        if name == "scan":
+            return self._scan(params, values)
+        if name == "while":
+            return self._while(params, values)
+        if name == "cond":
+            index, *operands = values
+            branch = lambda inner: lambda *v: self.run(inner.jaxpr, inner.consts, v)
+            return lax.switch(index, [branch(b) for b in params["branches"]], *operands)
+        results = _applied(eqn, values)
+        return results if _is_exact(eqn) else [self._rounded(r) for r in results]
+
+    def _scan(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
+        inner, given, carried = params["jaxpr"], params["num_consts"], params["num_carry"]
+        consts, first, rows = (
+            values[:given],
+            values[given : given + carried],
+            values[given + carried :],
+        )
+
+        def body(carry: list, row: list) -> tuple[list, list]:
+            results = self.run(inner.jaxpr, inner.consts, [*consts, *carry, *row])
+            return results[:carried], results[carried:]
+
+        options = {name: params[name] for name in ("length", "reverse", "unroll")}
+        last, out = lax.scan(body, first, rows, **options)
+        return [*last, *out]
+
+    def _while(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
+        of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+        cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+        asked, given = values[:of_cond], values[of_cond : of_cond + of_body]
+        going = lambda s: jaxpr_as_fun(cond)(*asked, *s)[0]
+        onwards = lambda s: self.run(body.jaxpr, body.consts, [*given, *s])
+        return lax.while_loop(going, onwards, values[of_cond + of_body :])
+
+    def _rounded(self, result: Any) -> Any:
+        dtype = jnp.result_type(result)
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            return result
+        self.count += 1
+        begin, size = 37 * self.count % SPREAD, math.prod(jnp.shape(result))
+        share = lax.slice(self.pool, (begin,), (begin + size,)).reshape(jnp.shape(result))
+        return result * (1 + jnp.finfo(dtype).eps * share.astype(dtype))
+
+
+def _applied(eqn: Any, values: list[Any]) -> list[Any]:
+    """An operation as it is."""
+    if any(True for _ in jaxprs_in_params(eqn.params)):
+        # One that holds others, of a kind that is not looked into: a program of this one alone.
+        places = [v for v in eqn.invars if not isinstance(v, Literal)]
+        given = [x for v, x in zip(eqn.invars, values) if not isinstance(v, Literal)]
+        alone = Jaxpr((), places, eqn.outvars, [eqn], eqn.effects)
+        return list(jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given))
+    results = eqn.primitive.bind(*values, **eqn.params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _is_exact(eqn: Any) -> bool:
+    name = eqn.primitive.name
+    if name == "convert_element_type":
+        given, made = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+        if not jnp.issubdtype(given, jnp.inexact) or not jnp.issubdtype(made, jnp.inexact):
+            return jnp.issubdtype(given, jnp.bool_)
+        return bool(jnp.finfo(made).eps <= jnp.finfo(given).eps)
+    return name in EXACT or (name == "mul" and any(map(_is_power_of_two, eqn.invars)))
+
+
+def _is_power_of_two(variable: Any) -> bool:
+    """Whether an operand is a number that only shifts the exponent of the other."""
+    if not isinstance(variable, Literal) or np.ndim(variable.val):
+        return False
+    value = abs(float(np.real(variable.val)))
+    return value == 0 or math.frexp(value)[0] == 0.5
+
+
+def _largest(jaxpr: Jaxpr) -> int:
+    """The number of entries of the largest result of an operation."""
+    results = [v.aval for eqn in jaxpr.eqns for v in eqn.outvars]
+    own = [math.prod(getattr(aval, "shape", ())) for aval in results]
+    inner = [_largest(sub) for eqn in jaxpr.eqns for sub in jaxprs_in_params(eqn.params)]
+    return max([1, *own, *inner])
