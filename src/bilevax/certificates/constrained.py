@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,9 +17,9 @@ from bilevax.certificates.breaches import Claim
 from bilevax.certificates.certificate import Certificate, line
 from bilevax.certificates.constrained_witnesses import constrained_witnesses, lower_solution
 from bilevax.certificates.definition import Definition, bounded, term_values
-from bilevax.certificates.gap import excess_and_noise, linear_excess
+from bilevax.certificates.gap import excess, gap_allowance, linear_excess
 from bilevax.certificates.lagrangians import lower_lagrangian, weighed
-from bilevax.certificates.rounding import ROUNDINGS, rounding
+from bilevax.certificates.rounding import rounding
 from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point, register
 from bilevax.problems.constrained import CONSTRAINTS
 from bilevax.trees import Tree
@@ -110,10 +110,43 @@ def _evaluation(
     return _Evaluation(f, g, dual, of_above, of_below, at_y, at_z, own)
 
 
-def _parts(e: _Evaluation, rho: Array) -> list[Tree]:
-    """What rounding is measured in: three gradients, three pairs of constraints, a value."""
-    along_x = trees.axpy(-rho, e.below[0], e.above[0])
-    return [along_x, e.above[1], e.below[1], e.at_y, e.at_z, e.own, (e.lower, e.dual)]
+class _Parts(NamedTuple):
+    """What rounding is measured in."""
+
+    x: Tree  # the gradient of the penalty with its multipliers in x
+    y: Tree  # and in y
+    z: Tree  # that of the lower Lagrangian at (λ̄, ν̄) in z
+    at_y: Tree
+    at_z: Tree
+    own: Tree
+    products: Tree
+    products_z: Tree
+    upper_products: Tree
+    gap: Tree
+
+
+def _parts(
+    problem: ConstrainedBilevelProblem, point: Point, m: Multipliers, rho: Array, e: _Evaluation
+) -> _Parts:
+    # Weak duality: the constrained minimum is at least min over z of the Lagrangian at (λ̄, ν̄),
+    # which is convex in z and lies above its tangent.
+    fall = linear_excess(problem.y, point.z, trees.scale(-1, e.below[1])).astype(e.lower.dtype)
+    return _Parts(
+        x=trees.axpy(-rho, e.below[0], e.above[0]),
+        y=e.above[1],
+        z=e.below[1],
+        at_y=e.at_y,
+        at_z=e.at_z,
+        own=e.own,
+        products=_products((m.lam, m.nu), e.at_y),
+        products_z=_products((m.lam_bar, m.nu_bar), e.at_z),
+        upper_products=_products((m.upper_lam, m.upper_nu), e.own),
+        gap=e.lower - e.dual + problem.y.value(point.y) + fall,
+    )
+
+
+def _entries(tree: Tree) -> int:
+    return max(sum(leaf.size for leaf in jax.tree.leaves(tree)), 1)
 
 
 def _feasibility(values: tuple[Tree, Tree], dtype: Any) -> Array:
@@ -123,27 +156,16 @@ def _feasibility(values: tuple[Tree, Tree], dtype: Any) -> Array:
     return trees.norm((positive, equalities)).astype(dtype)
 
 
-class _Products(NamedTuple):
-    """Of multipliers and constraint values: Σ|λᵢcᵢ|, its rounding, and |λᵀc|."""
+def _products(multipliers: tuple[Tree, Tree], values: tuple[Tree, Tree]) -> list[Tree]:
+    """Multipliers times constraint values, entry by entry, where there are multipliers."""
+    pairs = [(m, v) for m, v in zip(multipliers, values) if m is not None]
+    return [jax.tree.map(jnp.multiply, m, v) for m, v in pairs]
 
-    sizes: Array
-    noise: Array
-    total: Array
 
-    @classmethod
-    def of(cls, multipliers: tuple[Tree, Tree], values: tuple[Tree, Tree], noise: Array) -> Self:
-        """For values with this rounding; those without a multiplier do not count."""
-        zero = jnp.zeros_like(noise)
-        sizes, total, weights = zero, zero, []
-        for multiplier, value in zip(multipliers, values):
-            if multiplier is None:
-                continue
-            product = jax.tree.map(lambda m, v: m * v, multiplier, value)
-            sizes += trees.total(jax.tree.map(jnp.abs, product)).astype(zero.dtype)
-            total += trees.total(product).astype(zero.dtype)
-            weights.append(multiplier)
-        counted = ROUNDINGS * jnp.finfo(zero.dtype).eps * sizes
-        return cls(sizes, counted + trees.norm(weights) * noise, jnp.abs(total))
+def _sum(products: list[Tree], dtype: Any) -> Array:
+    return (
+        trees.total(products).astype(dtype) if jax.tree.leaves(products) else jnp.zeros((), dtype)
+    )
 
 
 def _signs_hold(m: Multipliers) -> Array:
@@ -168,51 +190,47 @@ class ConstrainedKKT(Definition):
         dtype = trees.dtype_of((x, y))
         rho = jnp.asarray(point.rho, dtype)
         here = _evaluation(problem, m, rho, point)
-        evaluate = lambda problem, point: _parts(_evaluation(problem, m, rho, point), rho)
-        of_x, of_y, of_z, noise_y, noise_z, noise_top, of_gap = rounding(
-            evaluate, problem, point, _parts(here, rho), dtype
+        evaluate = lambda problem, point: _parts(
+            problem, point, m, rho, _evaluation(problem, m, rho, point)
         )
-        along_x, ay, bz, *_ = _parts(here, rho)
-        stationary = (problem.x.residual(x, along_x), (rho * problem.y).residual(y, ay))
-
-        # Weak duality: the constrained minimum is at least min over z of the Lagrangian at (λ̄, ν̄),
-        # which is convex in z and lies above its tangent.
+        parts = _parts(problem, point, m, rho, here)
+        noise = _Parts(*rounding(evaluate, problem, point, list(parts), dtype))
+        stationary = (problem.x.residual(x, parts.x), (rho * problem.y).residual(y, parts.y))
+        sizes = lambda products: _sum(jax.tree.map(jnp.abs, products), dtype)
+        many = lambda products: _entries(products) ** 0.5  # ‖·‖₁ ≤ √n·‖·‖
+        fall = excess(problem.y, z, trees.scale(-1, parts.z), dtype)
         terms = term_values(problem, point)
-        fall, of_fall = excess_and_noise(problem.y, z, trees.scale(-1, bz), of_z, dtype)
-        counted = ROUNDINGS * jnp.finfo(dtype).eps * jnp.abs(terms["y"])
+        size = jnp.abs(here.lower) + jnp.abs(here.dual) + jnp.abs(terms["y"])
 
-        at_z = _Products.of((m.lam_bar, m.nu_bar), here.at_z, noise_z)
-        at_y = _Products.of((m.lam, m.nu), here.at_y, noise_y)
-        own = _Products.of((m.upper_lam, m.upper_nu), here.own, noise_top)
         lines = {
             "stationarity": trees.norm(stationary),
-            "response_z": rho * trees.norm(problem.y.residual(z, bz)),
+            "response_z": rho * trees.norm(problem.y.residual(z, parts.z)),
             "feasibility_z": _feasibility(here.at_z, dtype),
-            "complementarity_z": at_z.sizes,
-            "lower_gap": jnp.maximum(here.lower - here.dual + terms["y"] + fall, 0),
+            "complementarity_z": sizes(parts.products_z),
+            "lower_gap": jnp.maximum(parts.gap, 0),
             "feasibility": _feasibility(here.at_y, dtype),
-            "complementarity": at_y.sizes,
+            "complementarity": sizes(parts.products),
             "upper_feasibility": _feasibility(here.own, dtype),
-            "upper_complementarity": own.sizes,
+            "upper_complementarity": sizes(parts.upper_products),
         }
         allowances = {
-            "stationarity": trees.norm((of_x, of_y)),
-            "response_z": rho * of_z,
-            "feasibility_z": noise_z,
-            "complementarity_z": at_z.noise,
-            "lower_gap": of_gap + of_fall + counted,
-            "feasibility": noise_y,
-            "complementarity": at_y.noise,
-            "upper_feasibility": noise_top,
-            "upper_complementarity": own.noise,
+            "stationarity": trees.norm((noise.x, noise.y)),
+            "response_z": rho * noise.z,
+            "feasibility_z": noise.at_z,
+            "complementarity_z": many(parts.products_z) * noise.products_z,
+            "lower_gap": gap_allowance(noise.gap, [(fall, noise.z)], size),
+            "feasibility": noise.at_y,
+            "complementarity": many(parts.products) * noise.products,
+            "upper_feasibility": noise.own,
+            "upper_complementarity": many(parts.upper_products) * noise.upper_products,
         }
         objective = here.upper + terms["x"]
         inside = trees.all_finite((terms, m)) & _signs_hold(m)
         inside &= jnp.isfinite(objective) & (rho > 0)
         notes = {
-            "product_z": at_z.total,
-            "product": at_y.total,
-            "upper_product": own.total,
+            "product_z": jnp.abs(_sum(parts.products_z, dtype)),
+            "product": jnp.abs(_sum(parts.products, dtype)),
+            "upper_product": jnp.abs(_sum(parts.upper_products, dtype)),
             "rho": rho,
             "objective": objective,
         }

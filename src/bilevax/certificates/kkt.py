@@ -67,7 +67,7 @@ class KKT(Definition):
         parts, terms = pieces(problem, point), term_values(problem, point)
         rho = jnp.asarray(point.rho, trees.dtype_of(point.x1))
         lines, allowances = stationarity_and_responses(problem, point, parts, rho)
-        below, lines["gap"], allowances["gap"] = gap_bounds(problem, parts, point, terms)
+        below, lines["gap"], allowances["gap"] = gap_bounds(problem, parts, point)
         # Outside a domain, or where f itself is not a number, there is nothing to be close to.
         objective = parts.values[0] + terms["x1"] - terms.get("x2", 0)
         inside = trees.all_finite(terms) & jnp.isfinite(objective)

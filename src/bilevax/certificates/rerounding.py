@@ -80,10 +80,14 @@ def rerounded(function: Callable[..., Tree], key: Array) -> Callable[..., Tree]:
 
 
 class _Noise:
-    """Random numbers between −1 and 1, enough for the largest result of an operation."""
+    """Random units, up or down, enough for the largest result of an operation.
+
+    None is so small that a result would stay as it is.
+    """
 
     def __init__(self, key: Array, size: int):
-        self.pool = jax.random.uniform(key, (size + SPREAD,), jnp.float32, -1.0, 1.0)
+        far = jax.random.uniform(key, (size + SPREAD,), jnp.float32, -1.0, 1.0)
+        self.pool = far + jnp.where(far < 0, -0.6, 0.6).astype(far.dtype)
         self.count = 0
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.certificates.gap import excess_and_noise
-from bilevax.certificates.rounding import ROUNDINGS, rounding
+from bilevax.certificates.definition import term_values
+from bilevax.certificates.gap import Excess, excess, gap_allowance
+from bilevax.certificates.rounding import rounding
 from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.reformulations import at_both
 from bilevax.terms import Term
@@ -19,7 +20,7 @@ from bilevax.trees import Tree
 
 
 class Noise(NamedTuple):
-    """How much of each gradient, and of the two values of f~1, is rounding."""
+    """How much of each gradient, and of the gap's bound, is rounding."""
 
     upper: tuple[Array, ...]  # ∇f1 in x1, x2, y1 and y2
     x1: Array  # ∇f~1 at (x1, y1, z2) and at (x1, z1, y2) in x1, together
@@ -27,7 +28,7 @@ class Noise(NamedTuple):
     z2: Array  # and in z2
     z1: Array  # ∇f~1 at (x1, z1, y2) in z1
     y2: Array  # and in y2
-    gap: Array  # f~1 at (x1, y1, z2) and at (x1, z1, y2), together
+    gap: Array  # the upper bound on the gap
 
 
 class Pieces(eqx.Module):
@@ -41,20 +42,22 @@ class Pieces(eqx.Module):
 
 
 def pieces(problem: BilevelProblem, point: Point) -> Pieces:
-    """A gradient of the upper function and two of the lower one, and as many for each move."""
-    values, (upper, above, below) = _gradients(problem, point)
-    parts = lambda problem, point: _parts(*_gradients(problem, point))
-    here = _parts(values, (upper, above, below))
-    *of_upper, x1, y1, z2, z1, y2, gap = rounding(
-        parts, problem, point, here, trees.dtype_of(point.x1)
-    )
-    return Pieces(values, upper, above, below, Noise(tuple(of_upper), x1, y1, z2, z1, y2, gap))
+    """A gradient of the upper function and two of the lower one, and as many every other time."""
+    values, gradients = _gradients(problem, point)
+    evaluate = lambda problem, point: _parts(problem, point, *_gradients(problem, point))
+    here = _parts(problem, point, values, gradients)
+    noise = rounding(evaluate, problem, point, here, trees.dtype_of(point.x1))
+    upper, above, below = gradients
+    return Pieces(values, upper, above, below, Noise(tuple(noise[:4]), *noise[4:]))
 
 
-def _parts(values: tuple, gradients: tuple[tuple, ...]) -> list[Tree]:
+def _parts(
+    problem: BilevelProblem, point: Point, values: tuple, gradients: tuple[tuple, ...]
+) -> list[Tree]:
     """What rounding is measured in, in the order of `Noise`."""
-    (_, a, b), (upper, above, below) = values, gradients
-    return [*upper, (above[0], below[0]), *above[1:], *below[1:], (a, b)]
+    upper, above, below = gradients
+    bounds = _gap_bounds(problem, point, values, above, below)
+    return [*upper, (above[0], below[0]), *above[1:], *below[1:], bounds.most]
 
 
 def _gradients(problem: BilevelProblem, point: Point) -> tuple[tuple, tuple[tuple, ...]]:
@@ -116,26 +119,36 @@ def stationarity_and_responses(
     return lines, allowances
 
 
-def gap_bounds(
-    problem: BilevelProblem, parts: Pieces, point: Point, terms: dict[str, Array]
-) -> tuple[Array, Array, Array]:
-    """Bounds on p(x1, y1) − d(x1, y2) of `eq:prima_dual_obj`, below and above, and the rounding.
+class _GapBounds(NamedTuple):
+    least: Array
+    most: Array
+    rise: Excess
+    fall: Excess
+    size: Array  # of what is added up besides
+
+
+def _gap_bounds(
+    problem: BilevelProblem, point: Point, values: tuple, above: tuple, below: tuple
+) -> _GapBounds:
+    """Bounds on p(x1, y1) − d(x1, y2) of `eq:prima_dual_obj`, below and above.
 
     f~(x1, y1, z2) − f~(x1, z1, y2) bounds it from below at any z. Above, f~1(x1, y1, ·) is concave
     and f~1(x1, ·, y2) convex, so each lies on its side of its tangent at z, and the best that the
-    tangent and the term allow together is the term's conjugate. `terms` are the terms' values.
+    tangent and the term allow together is the term's conjugate.
     """
-    p, (_, above, below) = point, parts.values
-    zero = jnp.zeros_like(above)
+    p, (_, a, b), terms = point, values, term_values(problem, point)
+    zero = jnp.zeros_like(a)
     y1, y2, z1, z2 = (terms.get(name, zero) for name in ("y1", "y2", "z1", "z2"))
-    difference, of_terms = above - below, y1 + y2
-    least = difference + of_terms - z1 - z2
-    rise, rise_noise = excess_and_noise(
-        problem.y2, p.z2, parts.above[2], parts.noise.z2, zero.dtype
-    )
-    slope = trees.scale(-1, parts.below[1])
-    fall, fall_noise = excess_and_noise(problem.y1, p.z1, slope, parts.noise.z1, zero.dtype)
-    size = jnp.abs(y1) + jnp.abs(y2) + jnp.abs(z1) + jnp.abs(z2)
-    counted = ROUNDINGS * jnp.finfo(zero.dtype).eps * size
-    most = jnp.maximum(jnp.maximum(difference + of_terms + rise + fall, least), 0)
-    return least, most, parts.noise.gap + counted + rise_noise + fall_noise
+    rise = excess(problem.y2, p.z2, above[2], zero.dtype)
+    fall = excess(problem.y1, p.z1, trees.scale(-1, below[1]), zero.dtype)
+    least = a - b + y1 + y2 - z1 - z2
+    most = jnp.maximum(jnp.maximum(a - b + y1 + y2 + rise.value + fall.value, least), 0)
+    size = sum(jnp.abs(v) for v in (a, b, y1, y2, z1, z2))
+    return _GapBounds(least, most, rise, fall, jnp.asarray(size))
+
+
+def gap_bounds(problem: BilevelProblem, parts: Pieces, point: Point) -> tuple[Array, Array, Array]:
+    """Bounds on the gap, below and above, and what rounding may add to the one above."""
+    bounds = _gap_bounds(problem, point, parts.values, parts.above, parts.below)
+    ways = ((bounds.rise, parts.noise.z2), (bounds.fall, parts.noise.z1))
+    return bounds.least, bounds.most, gap_allowance(parts.noise.gap, ways, bounds.size)

@@ -25,9 +25,7 @@ from bilevax.trees import Tree
 # How often everything is computed again.
 TIMES = 3
 # How many times the root mean square of the changes is allowed for.
-SAFETY = 2.0
-# Roundings of a number that are allowed for where they are counted and not measured.
-ROUNDINGS = 8
+SAFETY = 1.0
 # Data of more entries than this are not copied to be moved.
 MOVABLE = 1 << 24
 
