@@ -83,6 +83,12 @@ FAULTS = [
           ("tests/programs/test_tolerances.py::test_a_line_may_have_its_share_on_top",)),
     Fault("certificates/sampled.py", "{name: v + self.radii[name] for", "{name: v for",
           ("tests/unit/test_sentences.py::test_a_certificate_from_samples_says_how_sure_it_is",)),
+    Fault("certificates/sampled.py", "cost = estimation_cost(count, alpha) ** 2", "cost = 1.0",
+          ("tests/programs/test_sampled.py::"
+           "test_the_radius_is_chebyshevs_times_students_quantile",)),
+    Fault("certificates/sampled.py", "return self.largest_share > largest_normal_share",
+          "return self.largest_share > 1 + largest_normal_share",
+          ("tests/unit/test_sentences.py::test_heavy_tails_are_told",)),
     # The driver.
     Fault("driver/schedule.py", "moves < STALL_MOVES", "moves <= STALL_MOVES",
           (SCHEDULE + "test_the_numbers_of_the_rule",)),

@@ -13,6 +13,7 @@ from bilevax.certificates.rounding import MOVES
 from bilevax.certificates.sampled import (
     BATCHES,
     CONFIDENCE,
+    PASSES,
     RUN_KEYS,
     averaged,
     drawn_batches,
@@ -45,7 +46,8 @@ class Judge:
         if known is None:
             batches = drawn_batches(stated, BATCHES, RUN_KEYS)
             mean = averaged(stated, batches)
-            return cls(stated, mean, batches, GRADIENTS * BATCHES, tolerance, relative)
+            cost = (GRADIENTS + PASSES) * BATCHES
+            return cls(stated, mean, batches, cost, tolerance, relative)
         cost = GRADIENTS if not stated.sampled else math.ceil(GRADIENTS * _minibatches(stated.data))
         return cls(stated, known, None, cost, tolerance, relative)
 
