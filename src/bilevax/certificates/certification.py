@@ -19,6 +19,7 @@ from bilevax.certificates.sampled import (
     drawn_batches,
     sampled_certificate,
 )
+from bilevax.functions import up_to_date
 from bilevax.problems import Form, Point
 from bilevax.problems.validation import check_functions, check_point, require_form
 from bilevax.programs import release_programs
@@ -53,6 +54,7 @@ def certify(
     """
     release_programs()
     require_form(problem)
+    problem = up_to_date(problem)
     positive(rho, "rho")
     known = problem.complete()
     if batches is not None and not problem.sampled:
