@@ -95,6 +95,14 @@ FAULTS = [
     Fault("functions.py", "function._accept(reading(function.function))", "pass",
           ("tests/programs/test_readings.py::"
            "test_nothing_is_compiled_for_a_function_that_reads_the_same",)),
+    # The suite.
+    Fault("bench/suite.py", "[] if refused else starting_points(", "starting_points(",
+          ("tests/apps/test_bench_suite.py::"
+           "test_no_starts_are_sought_for_a_problem_that_is_refused",)),
+    Fault("bench/records.py", "y_bounds_in_lower_level=inside is not False",
+          "y_bounds_in_lower_level=inside is True",
+          ("tests/unit/test_suite_problems.py::"
+           "test_bounds_on_y_of_which_nothing_is_said_are_the_lower_levels",)),
     # The driver.
     Fault("driver/schedule.py", "moves < STALL_MOVES", "moves <= STALL_MOVES",
           (SCHEDULE + "test_the_numbers_of_the_rule",)),
