@@ -135,3 +135,27 @@ computes the same partial gradients. `{records[0]["command"]}`
 
 {table(header, rows)}
 """
+
+
+def coverage() -> str:
+    record = read("coverage")
+    found = {(r["losses"], r["rows"], r["batches"], r["confidence"]): r for r in record["results"]}
+    losses, rows, batches, confidences = (list(dict.fromkeys(k)) for k in zip(*found))
+
+    def cells(name: str, row: int, count: int) -> list[str]:
+        sure = [found[name, row, count, confidence] for confidence in confidences]
+        covered, unsaid = ([f"{r[k]:.3f}" for r in sure] for k in ("covered", "missed_unsaid"))
+        return [name, str(row), str(count), *covered, f"{sure[0]['heavy_tailed']:.3f}", *unsaid]
+
+    body = [cells(name, row, count) for name in losses for row in rows for count in batches]
+    header = ["losses", "rows a minibatch", "minibatches"]
+    header += [f"covered at {c}" for c in confidences] + ["called heavy-tailed"]
+    header += [f"missed unsaid at {c}" for c in confidences]
+    return f"""## How often certificates from minibatches keep their word
+
+The share of {record["repetitions"]:,} draws in which the line of a `SampledCertificate` is at least
+that of all samples, for two confidences; in which it is called heavy-tailed; and in which the line
+is too small and it is not. `{record["command"]}`
+
+{table(header, body)}
+"""

@@ -83,6 +83,26 @@ FAULTS = [
           ("tests/programs/test_tolerances.py::test_a_line_may_have_its_share_on_top",)),
     Fault("certificates/sampled.py", "{name: v + self.radii[name] for", "{name: v for",
           ("tests/unit/test_sentences.py::test_a_certificate_from_samples_says_how_sure_it_is",)),
+    Fault("certificates/sampled.py", "cost = estimation_cost(count, alpha) ** 2", "cost = 1.0",
+          ("tests/programs/test_sampled.py::"
+           "test_the_radius_is_chebyshevs_times_students_quantile",)),
+    Fault("certificates/sampled.py", "return self.largest_share > largest_normal_share",
+          "return self.largest_share > 1 + largest_normal_share",
+          ("tests/unit/test_sentences.py::test_heavy_tails_are_told",)),
+    # The user's functions.
+    Fault("functions.py", "return self if now in self._readings else", "return self if now else",
+          ("tests/programs/test_readings.py::test_a_change_is_seen_and_its_taking_back_too",)),
+    Fault("functions.py", "function._accept(reading(function.function))", "pass",
+          ("tests/programs/test_readings.py::"
+           "test_nothing_is_compiled_for_a_function_that_reads_the_same",)),
+    # The suite.
+    Fault("bench/suite.py", "[] if refused else starting_points(", "starting_points(",
+          ("tests/apps/test_bench_suite.py::"
+           "test_no_starts_are_sought_for_a_problem_that_is_refused",)),
+    Fault("bench/records.py", "y_bounds_in_lower_level=inside is not False",
+          "y_bounds_in_lower_level=inside is True",
+          ("tests/unit/test_suite_problems.py::"
+           "test_bounds_on_y_of_which_nothing_is_said_are_the_lower_levels",)),
     # The driver.
     Fault("driver/schedule.py", "moves < STALL_MOVES", "moves <= STALL_MOVES",
           (SCHEDULE + "test_the_numbers_of_the_rule",)),
@@ -120,7 +140,8 @@ FAULTS = [
           (OUTSIDE + "test_terms_of_both_sides_meet",)),
     Fault("problems/reformulations.py", "y1 = rho * problem.y1", "y1 = problem.y1",
           ("tests/programs/test_problems.py::test_the_penalty_is_the_papers_formula",)),
-    Fault("functions.py", "jax.jit(self.function, inline=True)(", "self.function(",
+    Fault("functions.py", "self._recorded = jax.jit(traced, inline=True)",
+          "self._recorded = traced",
           ("tests/unit/test_functions.py",)),
     Fault("terms/sets.py", "jnp.sqrt(jnp.maximum(there, 1))", "x.size**0.5",
           ("tests/programs/test_simplices.py::test_a_vertex_that_is_a_little_too_long_is_outside",)),

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from bilevax import trees
+from bilevax.functions import up_to_date
 from bilevax.problems import BilevelProblem, Form, MinimaxProblem, Point, registered
 from bilevax.problems.constants import saddle_range, smoothness_of, upper_range
 from bilevax.problems.reformulations import penalty, penalty_blocks
@@ -122,6 +123,7 @@ def predict(
     (`StochasticProximalPoint()` for a minimax problem), not `solve` by default.
     """
     require_form(problem)
+    problem = up_to_date(problem)
     start = validate(problem.reference(), start)
     require_precision(tolerance, trees.dtype_of(start))
     reformulation = registered(problem, "reformulation")

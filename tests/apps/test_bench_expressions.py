@@ -27,7 +27,7 @@ def random_point(record, seed):
 
 @pytest.mark.skipif(not SUITE.exists(), reason=f"needs {SUITE}")
 def test_jax_gradients_of_the_suite_agree_with_forward_differentiation():
-    for record in load(SUITE):
+    for record in load(SUITE).records:
         x, y = random_point(record, 0)
         for expression in (record.upper, record.lower):
             by_x, by_y = jax.grad(expression, argnums=(0, 1))(jnp.asarray(x), jnp.asarray(y))

@@ -52,7 +52,7 @@ def file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def outcomes(file):
     settings = suite.Settings(file, starts=2, max_gradients=20_000)
-    return {r.name: suite.run(r, settings) for r in load(file)}
+    return {r.name: suite.run(r, settings) for r in load(file).records}
 
 
 def test_a_known_answer_is_reached_and_certified(outcomes):
@@ -101,11 +101,42 @@ def test_the_command_prints_and_saves(file, tmp_path, capsys):
     assert "bench suite" in saved["command"]
 
 
+def test_bad_records_are_in_the_table_and_the_file(tmp_path, capsys, monkeypatch):
+    given, path = tmp_path / "some.json", tmp_path / "out.json"
+    unsaid = CLIPPED | {"name": "unsaid", "y_bounds_in_lower_level": None}
+    given.write_text(json.dumps([CLIPPED | {"name": "bad", "upper": "foo"}, unsaid]))
+    monkeypatch.setattr(suite, "starting_points", lambda *_: [])
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "suite", str(given), "--json", str(path)])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert "Refused: bad: cannot be read: upper: 'foo': not allowed" in shown
+    assert "Bounds on y taken for the lower level's, as the file says nothing: unsaid" in shown
+    saved = {outcome["name"]: outcome for outcome in json.loads(path.read_text())["outcomes"]}
+    assert saved["bad"]["verdict"] == "refused"
+    assert "not allowed" in saved["bad"]["refused"]
+    assert saved["unsaid"]["y_bounds_assumed"]
+    assert not saved["bad"]["y_bounds_assumed"]
+
+
+def test_no_starts_are_sought_for_a_problem_that_is_refused(tmp_path, monkeypatch):
+    given = tmp_path / "free.json"
+    given.write_text(json.dumps([CLIPPED | {"y_bounds": [[None, None]]}]))
+
+    def search(*_):
+        raise AssertionError("starts were sought")
+
+    monkeypatch.setattr(suite, "starting_points", search)
+    found = suite.run(load(given).records[0], suite.Settings(given))
+    assert not found.attempts
+    assert "cannot bound the lower-level gap over y" in found.refused
+
+
 def test_ctrl_c_ends_the_run_and_keeps_what_there_is(file, tmp_path, capsys, monkeypatch, outcomes):
     """`solve` answers Ctrl-C with a solution; the suite must not take it for one more attempt."""
     path = tmp_path / "out.json"
     stopped = types.SimpleNamespace(status=Status("interrupted", "Interrupted."))
-    monkeypatch.setattr(suite, "chosen", lambda settings: load(file)[:1] * 2)
+    monkeypatch.setattr(suite, "chosen", lambda settings: load(file).records[:1] * 2)
     first = iter([outcomes["clipped"]])
     run = suite.run
     monkeypatch.setattr(runs, "solve", lambda *_, **__: stopped)
@@ -147,7 +178,7 @@ PUBLISHED = ["d_1992_01", "as_2013_01", "c_2002_03"]
 @pytest.mark.skipif(not SHARED.exists(), reason="the published suite is not beside the checkout")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_problems_are_reached(name):
-    (record,) = [r for r in load(SHARED) if r.name == name]
+    (record,) = [r for r in load(SHARED).records if r.name == name]
     found = suite.run(record, suite.Settings(SHARED, starts=3, max_gradients=50_000))
     assert found.reached
     assert found.false_certificates == 0

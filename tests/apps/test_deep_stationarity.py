@@ -38,7 +38,7 @@ EVEN = np.full(GROUPS, 1 / GROUPS)
 
 @pytest.fixture(autouse=True)
 def few_batches(monkeypatch):
-    monkeypatch.setattr(stationarity, "BATCHES", 4)
+    monkeypatch.setattr(stationarity, "BATCHES", 8)
 
 
 def of(split, head):
@@ -212,6 +212,8 @@ def test_without_a_ridge_the_gap_is_not_bounded():
     assert float(terms[L2].diameter(head)) == pytest.approx(2 * radius)
     numbers = {"epsilon": None, "estimated_epsilon": None, "confidence": 0.95}
     assert "ε-KKT with ε ≤ ∞" in sentence({"kind": "KKTCertificate", **numbers})
+    heavy = {"kind": "KKTCertificate", **numbers, "largest_share": 0.9, "batches": 8.0}
+    assert sentence(heavy).endswith("Tails are heavy: the probability is not to be trusted.")
 
 
 def test_a_method_of_another_kind_has_no_certificate():

@@ -47,7 +47,7 @@ def small():
     """A small network and few minibatches for certificates: most of the time is compilation."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(networks.ENCODERS, "cnn", small_cnn)
-        patch.setattr(stationarity, "BATCHES", 4)
+        patch.setattr(stationarity, "BATCHES", 8)
         yield
 
 
@@ -85,7 +85,7 @@ def test_a_run_leaves_results_a_model_checkpoints_and_logs(trained):
     found = results["stationarity"]
     lines = ("stationarity", "response_x2", "response_z1", "response_z2", "gap")
     assert found["epsilon"] == max(found[name] for name in lines) >= found["estimated_epsilon"]
-    assert (found["confidence"], found["batches"], found["rho"]) == (0.95, 4, 1)
+    assert (found["confidence"], found["batches"], found["rho"]) == (0.95, 8, 1)
 
 
 def test_the_saved_model_is_the_one_that_was_judged(trained, data):

@@ -24,6 +24,7 @@ from bilevax.problems import library, linear
 from bilevax.problems.lagrangian import bilevel_point, lagrangian
 from bilevax.problems.validation import validate
 from bilevax.programs import quick
+from bilevax.solvers import multipliers
 from bilevax.solvers.base import initial
 from bilevax.solvers.multipliers import GrowingLagrangian, NoSlaterPoint, first_bounds
 
@@ -624,6 +625,18 @@ def test_bounds_from_a_slater_margin_are_the_papers():
     free = dataclasses.replace(problem, y=terms.Ridge(1.0))
     with pytest.raises(ValueError, match="needs bounded domains, and y = "):
         bounds_of(free)
+
+
+def test_an_unbounded_y_is_refused_before_the_search_for_a_slater_point(monkeypatch):
+    def search(*_):
+        raise AssertionError("a Slater point was sought")
+
+    monkeypatch.setattr(multipliers, "slater_point", search)
+    problem = dataclasses.replace(problem_of(FAMILY["lp"]), y=terms.Free())
+    with pytest.raises(
+        ValueError, match="A certificate cannot bound the lower-level gap over y = "
+    ):
+        bx.solve(problem, start_at(), progress=False)
 
 
 BAD_BOUNDS = [

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "bilevax"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 # Each room may import those before it, and the tools.
-TOOLS = ("arguments", "trees", "files", "progress", "functions", "programs", "cache")
+TOOLS = ("arguments", "trees", "files", "progress", "functions", "readings", "programs", "cache")
 ROOMS = ("terms", "data", "problems", "certificates", "solvers", "theory", "driver")
 ABOVE = {
     **{room: {*TOOLS, *ROOMS[:place]} for place, room in enumerate(ROOMS)},

@@ -17,9 +17,14 @@ def certificate(**lines):
     return bx.KKTCertificate(**(dict.fromkeys(FIELDS, 0.0) | lines))
 
 
-def sampled(estimate, radii):
+def sampled(estimate, radii, share=0.1):
     return bx.SampledCertificate(
-        objective=0.0, estimate=estimate, radii=radii, confidence=0.95, batches=64
+        objective=0.0,
+        estimate=estimate,
+        radii=radii,
+        confidence=0.95,
+        batches=64,
+        largest_share=share,
     )
 
 
@@ -54,6 +59,18 @@ def test_a_certificate_from_samples_says_how_sure_it_is():
     assert found.advice("gap") == found.estimate.advice("gap")
     status = sentences.certified(summary(certificate=found, tolerance=0.1))
     assert "≤ 0.1, with probability 0.95 over the samples looked at, after" in str(status)
+
+
+def test_heavy_tails_are_told():
+    told = "one of 64 minibatches makes 50 % of the squared deviations"
+    for share, heavy in ((0.1, False), (0.5, True)):
+        found = sampled(certificate(), dict.fromkeys(LINES, 0.01), share)
+        assert found.heavy_tailed is heavy
+        assert found.as_dict()["largest_share"] == share
+        status = sentences.certified(summary(certificate=found, tolerance=0.1))
+        for text in (str(found), str(status)):
+            assert (told in text) is heavy
+            assert ("confidence 0.95 is not to be trusted" in text) is heavy
 
 
 @pytest.mark.parametrize("budget", ["max_gradients=300", "max_seconds=2.5"])

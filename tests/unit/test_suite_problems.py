@@ -18,7 +18,7 @@ from bilevax.bench.starts import starting_points
 
 SUITE = Path(__file__).resolve().parents[3] / "shared" / "data" / "basblib.json"
 needs_suite = pytest.mark.skipif(not SUITE.exists(), reason=f"needs {SUITE}")
-RECORDS = load(SUITE) if SUITE.exists() else ()
+RECORDS = load(SUITE).records if SUITE.exists() else ()
 CONVEX = [record for record in RECORDS if record.convex]
 
 
@@ -76,7 +76,7 @@ def record_of(tmp_path):
     def record(**changes):
         path = tmp_path / "suite.json"
         path.write_text(json.dumps([entry(**changes)]))
-        return load(path)[0]
+        return load(path).records[0]
 
     return record
 
@@ -104,6 +104,12 @@ def test_every_expression_agrees_with_python():
     assert seen > 5 * 2 * 88
 
 
+def test_pi_is_known():
+    function = parse("2*pi*x[0] + cos(pi)*y[0]", 1, 1)
+    assert function(np.ones(1), np.ones(1)) == 2 * np.pi - 1
+    np.testing.assert_allclose(function.linearised(np.ones(1), np.ones(1))[1], [2 * np.pi, -1])
+
+
 def test_long_sums_are_not_deep():
     function = parse(" + ".join(["x[0]"] * 500), 1, 1)
     assert function(np.ones(1), np.ones(1)) == 500
@@ -124,7 +130,9 @@ def test_long_sums_are_not_deep():
         "x",
         "y + 1",
         "z[0]",
-        "pi",
+        "pi[0]",
+        "pi(x[0])",
+        "e",
         "x['a']",
         "x[-1]",
         "x[2]",
@@ -243,7 +251,7 @@ def test_bounds_may_be_infinite(record_of):
     ],
 )
 def test_bad_records_are_refused_by_name(record_of, changes, complaint):
-    with pytest.raises(ValueError, match=rf"record 0 \(sound\): .*{complaint}"):
+    with pytest.raises(ValueError, match=rf"sound: .*{complaint}"):
         record_of(**changes)
 
 
@@ -256,11 +264,32 @@ def test_bad_files_are_refused(tmp_path):
         ("{}", "must be a list"),
         ("[3]", "record 0"),
         ('[{"name": "a"}]', "the field n_x is missing"),
-        (json.dumps([entry(), entry()]), "several records named"),
+        ("[]", "has no record"),
     ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=complaint):
             load(path)
+
+
+def test_one_bad_record_does_not_block_the_others(tmp_path):
+    path = tmp_path / "suite.json"
+    bad = entry(name="bad", upper="foo(x[0])")
+    path.write_text(
+        json.dumps([bad, 3, entry(), entry(), entry(name="huge", x_bounds=[[0, 9**999]])])
+    )
+    suite = load(path)
+    assert [record.name for record in suite.records] == ["sound"]
+    assert [refusal.name for refusal in suite.refused] == ["bad", "record 1", "sound", "huge"]
+    assert "not allowed" in suite.refused[0].reason
+    assert "same name" in suite.refused[2].reason
+
+
+def test_bounds_on_y_of_which_nothing_is_said_are_the_lower_levels(record_of):
+    for given, inside, assumed in ((None, True, True), (True, True, False), (False, False, False)):
+        record = record_of(y_bounds_in_lower_level=given)
+        assert (record.y_bounds_in_lower_level, record.y_bounds_assumed) == (inside, assumed)
+    with pytest.raises(ValueError, match=r"must be of type bool \| None, not 1"):
+        record_of(y_bounds_in_lower_level=1)
 
 
 # Re-solves of the lower level

@@ -66,8 +66,8 @@ class Expression:
 def parse(text: str, n_x: int, n_y: int) -> Expression:
     """The function that a text like "x[0]*y[1]**2 - exp(y[0])" describes.
 
-    Allowed are numbers, + - * / ** and parentheses, `x[i]` and `y[i]` with i in range, and exp,
-    log, sqrt, sin, cos, abs. A ValueError shows what else it found, and where.
+    Allowed are numbers, pi, + - * / ** and parentheses, `x[i]` and `y[i]` with i in range, and
+    exp, log, sqrt, sin, cos, abs. A ValueError shows what else it found, and where.
     """
     if not isinstance(text, str):
         raise TypeError(f"an expression must be text, not {text!r}")
@@ -118,6 +118,8 @@ class _Reader:
         match node:
             case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
                 self.number(node, lambda: float(value))
+            case ast.Name(id="pi"):
+                self.number(node, lambda: math.pi)
             case ast.Subscript(value=ast.Name(id="x" | "y" as name), slice=index):
                 if not (isinstance(index, ast.Constant) and type(index.value) is int):
                     self.refuse(node, "an index must be a whole number, written out")

@@ -33,7 +33,8 @@ class Record:
 
     `published` is the suite's label, which may be wrong; `found` is a later re-solve. `best_known`
     is F of the latter where there is one, else of the former, and None where nobody knows or where
-    the problem has no feasible point, which `infeasible` says.
+    the problem has no feasible point, which `infeasible` says. Where the suite does not say whose
+    the bounds on y are, they are taken for the lower level's, and `y_bounds_assumed` is True.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Record:
     x_bounds: np.ndarray
     y_bounds: np.ndarray
     y_bounds_in_lower_level: bool
+    y_bounds_assumed: bool
     upper: Expression
     upper_constraints: tuple[Expression, ...]
     upper_equalities: tuple[Expression, ...]
@@ -63,8 +65,24 @@ class Record:
         return self.published if self.found is None else self.found
 
 
-def load(path: str | Path) -> tuple[Record, ...]:
-    """The records of a suite file. Says which record and field it cannot take, and why."""
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A record that could not be read: its name, or else its number, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """The problems of a file, and what else there was in it."""
+
+    records: tuple[Record, ...]
+    refused: tuple[Refusal, ...]
+
+
+def load(path: str | Path) -> Suite:
+    """The records of a suite file. A file without one that can be read is an error."""
     path = Path(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -74,17 +92,22 @@ def load(path: str | Path) -> tuple[Record, ...]:
         raise ValueError(f"the suite {path} is not JSON: {error}") from None
     if not isinstance(data, list):
         raise ValueError(f"the suite {path} must be a list of records")
-    records = []
+    records: dict[str, Record] = {}
+    refused = []
     for number, entry in enumerate(data):
         name = entry.get("name") if isinstance(entry, dict) else None
         try:
-            records.append(_record(entry))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}, record {number} ({name}): {error}") from None
-    names = [record.name for record in records]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"the suite {path} has several records named {sorted(twice)}")
-    return tuple(records)
+            record = _record(entry)
+            if record.name in records:
+                raise ValueError("an earlier record has the same name")
+            records[record.name] = record
+        except (TypeError, ValueError, OverflowError) as error:
+            known = name if isinstance(name, str) else f"record {number}"
+            refused.append(Refusal(known, str(error)))
+    if not records:
+        reasons = "".join(f"\n{refusal.name}: {refusal.reason}" for refusal in refused)
+        raise ValueError(f"the suite {path} has no record that can be read{reasons}")
+    return Suite(tuple(records.values()), tuple(refused))
 
 
 def _record(entry: Any) -> Record:
@@ -112,11 +135,13 @@ def _record(entry: Any) -> Record:
     found = entry.get("best_found")
     if found is not None:
         found = _answer(get("best_found", dict), n_x, n_y, "best_found", fitting=True)
-    flags = ("y_bounds_in_lower_level", "upper_constraints_involve_y")
+    inside = get("y_bounds_in_lower_level", bool | None)
     return Record(
         **{field: get(field, str) for field in ("name", "category", "check")},
-        **{field: get(field, bool) for field in flags},
         **functions,
+        y_bounds_in_lower_level=inside is not False,
+        y_bounds_assumed=inside is None,
+        upper_constraints_involve_y=get("upper_constraints_involve_y", bool),
         n_x=n_x,
         n_y=n_y,
         x_bounds=_bounds(get("x_bounds", list), n_x, "x_bounds"),
@@ -129,12 +154,13 @@ def _record(entry: Any) -> Record:
     )
 
 
-def _field(entry: dict[str, Any], field: str, kind: type) -> Any:
+def _field(entry: dict[str, Any], field: str, kind: Any) -> Any:
     if field not in entry:
         raise ValueError(f"the field {field} is missing")
     value = entry[field]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ValueError(f"{field} must be of type {kind.__name__}, not {value!r}")
+        name = kind.__name__ if isinstance(kind, type) else kind
+        raise ValueError(f"{field} must be of type {name}, not {value!r}")
     return value
 
 

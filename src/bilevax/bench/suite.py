@@ -17,12 +17,13 @@ import numpy as np
 from bilevax.arguments import positive, whole
 from bilevax.bench import output
 from bilevax.bench.lower_level import lower_gap, lower_solution, lower_violation
-from bilevax.bench.records import Record, load
+from bilevax.bench.records import Record, Refusal, load
 from bilevax.bench.runs import Run, attempt
 from bilevax.bench.starts import starting_points
 from bilevax.driver.solution import Solution
 from bilevax.problems import ConstrainedBilevelProblem, Point
 from bilevax.solvers import Adaptive
+from bilevax.solvers.multipliers import require_certifiable
 from bilevax.terms import Box
 
 # Where the point found violates its lower level by a little, the lower level is solved again with
@@ -95,7 +96,12 @@ class Attempt(Run):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """All attempts at one problem, the best of them, and how it compares."""
+    """All attempts at one problem, the best of them, and how it compares.
+
+    `refused` says why there are none: the record could not be read, or bilevax refuses the problem.
+    With `y_bounds_assumed` the file does not say whose the bounds on y are, and they were taken for
+    the lower level's.
+    """
 
     name: str
     category: str
@@ -103,6 +109,7 @@ class Outcome:
     attempts: tuple[Attempt, ...]
     refused: str
     seconds: float
+    y_bounds_assumed: bool = False
 
     @property
     def best(self) -> Attempt | None:
@@ -195,15 +202,17 @@ class Settings:
         return output.command_line(f"suite {self.file}", self, options)
 
 
-def chosen(settings: Settings) -> list[Record]:
-    """The records to run: by name, or those with a convex lower level, or all."""
-    records = load(settings.file)
-    unknown = set(settings.names) - {r.name for r in records}
+def chosen(settings: Settings) -> list[Record | Refusal]:
+    """The records to run: by name, or those with a convex lower level, or all; and bad ones."""
+    suite = load(settings.file)
+    entries: list[Record | Refusal] = [*suite.records, *suite.refused]
+    unknown = set(settings.names) - {entry.name for entry in entries}
     if unknown:
         raise ValueError(f"names: {settings.file} has no problem {', '.join(sorted(unknown))}")
     if settings.names:
-        return [r for r in records if r.name in settings.names]
-    return [r for r in records if settings.all or (r.convex and not r.infeasible)]
+        return [entry for entry in entries if entry.name in settings.names]
+    wanted = [r for r in suite.records if settings.all or (r.convex and not r.infeasible)]
+    return [*wanted, *suite.refused]
 
 
 def judged(record: Record, solution: Solution, fields: dict[str, Any]) -> Attempt:
@@ -223,12 +232,15 @@ def judged(record: Record, solution: Solution, fields: dict[str, Any]) -> Attemp
     )
 
 
-def run(record: Record, settings: Settings) -> Outcome:
+def run(record: Record | Refusal, settings: Settings) -> Outcome:
     """One problem from several starts. That bilevax refuses it is an outcome, not an error."""
+    if isinstance(record, Refusal):
+        return Outcome(record.name, "", None, (), f"cannot be read: {record.reason}", 0.0)
     begun = time.perf_counter()
-    attempts, refused = [], ""
     problem = problem_of(record)
-    for number, (x, y) in enumerate(starting_points(record, settings.starts, settings.seed)):
+    attempts, refused = [], _refused(problem, record)
+    starts = [] if refused else starting_points(record, settings.starts, settings.seed)
+    for number, (x, y) in enumerate(starts):
         solver = Adaptive()
         if number % 2 == 1:  # from the lower level's own answer, which a large penalty stays near
             y, solver = lower_solution(record, x, y).y, Adaptive(rho=STEEP)
@@ -244,9 +256,24 @@ def run(record: Record, settings: Settings) -> Outcome:
         else:
             attempts.append(judged(record, solution, fields))
     refused = "" if attempts else refused or "no start with a feasible lower level was found"
-    seconds = time.perf_counter() - begun
-    known = record.best_known
-    return Outcome(record.name, record.category, known, tuple(attempts), refused, seconds)
+    return Outcome(
+        record.name,
+        record.category,
+        record.best_known,
+        tuple(attempts),
+        refused,
+        time.perf_counter() - begun,
+        record.y_bounds_assumed,
+    )
+
+
+def _refused(problem: ConstrainedBilevelProblem, record: Record) -> str:
+    """Why bilevax refuses a problem wherever it starts; empty if it does not."""
+    try:
+        require_certifiable(problem, np.zeros(record.n_y))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def experiment(settings: Settings, progress: bool | None = None) -> Results:
@@ -254,7 +281,7 @@ def experiment(settings: Settings, progress: bool | None = None) -> Results:
     settings.check()
     outcomes: list[Outcome] = []
 
-    def job(record: Record) -> None:
+    def job(record: Record | Refusal) -> None:
         outcomes.append(run(record, settings))
         # No program serves another problem. Each maps memory, and the 65,530 maps that Linux allows
         # a process last for some forty problems.
@@ -289,9 +316,14 @@ def table(outcomes: list[Outcome]) -> str:
         )
     reached = sum(o.reached for o in outcomes)
     false = sum(o.false_certificates for o in outcomes)
+    assumed = [o.name for o in outcomes if o.y_bounds_assumed]
+    unsaid = (
+        f"Bounds on y taken for the lower level's, as the file says nothing: {', '.join(assumed)}"
+    )
     lines = [
         output.aligned(rows, left=(0, 1, 2)),
         *refused,
+        *([unsaid] if assumed else []),
         f"{reached} of {len(outcomes)} reach the best known F within {WITHIN:g} relative, with a "
         f"lower-level gap of at most {GAP:g}; {false} false certificates.",
         "«above»: the lower level is solved, F is above the best known: an honest KKT point where "

@@ -13,12 +13,14 @@ from bilevax.certificates.definition import definition_of, judge
 from bilevax.certificates.examination import compile_examination, examined
 from bilevax.certificates.sampled import (
     BATCHES,
+    FEWEST,
     RUN_KEYS,
     SampledCertificate,
     averaged,
     drawn_batches,
     sampled_certificate,
 )
+from bilevax.functions import up_to_date
 from bilevax.problems import Form, Point
 from bilevax.problems.validation import check_functions, check_point, require_form
 from bilevax.programs import release_programs
@@ -53,12 +55,13 @@ def certify(
     The point is judged where it is; it is not projected. Outside the domain ε is infinite.
 
     A problem whose data is a source of minibatches is judged on all its samples, exactly, if these
-    are in memory. If not, or with `batches`, so many minibatches are drawn (64, from a stream of
-    their own for `key`), and a `SampledCertificate` says what holds with probability `confidence`;
-    missing witnesses are sought on as many others.
+    are in memory. If not, or with `batches`, so many minibatches are drawn (64 unless said, at
+    least 8, from a stream of their own for `key`), and a `SampledCertificate` says what holds with
+    probability `confidence`; missing witnesses are sought on as many others.
     """
     release_programs()
     require_form(problem)
+    problem = up_to_date(problem)
     positive(rho, "rho")
     known = problem.complete()
     if batches is not None and not problem.sampled:
@@ -81,7 +84,7 @@ def _sampled(
     problem: Form, point: Point, rho: Any, batches: int | None, confidence: float, key: int
 ) -> SampledCertificate:
     count = BATCHES if batches is None else batches
-    arguments.whole(count, "batches", 2)
+    arguments.whole(count, "batches", FEWEST)
     arguments.whole(key, "key", 0)
     if key >= RUN_KEYS:
         raise ValueError(f"key must be below {RUN_KEYS}, not {key}")

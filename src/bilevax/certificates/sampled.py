@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from bilevax import trees
+from bilevax import arguments, trees
 from bilevax.certificates.certificate import Certificate
 from bilevax.certificates.definition import Definition, definition_of
 from bilevax.data.source import HELD_OUT
@@ -23,6 +24,14 @@ from bilevax.trees import Tree
 
 # Minibatches that a certificate looks at where not all samples are in memory, and how sure it is.
 BATCHES, CONFIDENCE = 64, 0.95
+# From fewer a variance is a guess.
+FEWEST = 8
+# Gradients of each minibatch that the radii take.
+PASSES = 2
+# How often minibatches whose losses are normal are called heavy-tailed, at most.
+HEAVY_BY_CHANCE = 1e-3
+# Means of the same rows in another order differ by so many units of rounding, about.
+ROUNDING = 32.0
 # The keys of the minibatches that runs are judged on begin here; those of `certify` are below.
 RUN_KEYS = 1 << 16
 
@@ -55,21 +64,50 @@ class SampledCertificate(Certificate):
     error of the gradient, so with r² = E‖ḡ − ∇P‖² it stays within r/√α of its estimate, but for a
     share α of all draws (Chebyshev). The gap's bound changes by the error of the values, and by
     that of the gradients times the diameters. r² is a variance divided by m, and the variance is
-    estimated from the same minibatches, so samples too rare to be in any of them stay unseen; with
-    `upper_deviation` and `lower_deviation` given it is at least theirs, 3δ_f² + 6ρ²δ_f~².
+    estimated from the same minibatches. For that r is multiplied by t/z: Student's quantile for
+    m − 1 degrees of freedom over the normal one, both two-sided at α. With `upper_deviation` and
+    `lower_deviation` given, r² is at least theirs, (3δ_f² + 6ρ²δ_f~²)/m.
+
+    The estimate says little where tails are heavy, and nothing of samples too rare to be in any
+    minibatch. `largest_share` is what one minibatch alone makes of the sum of squared deviations.
+    Where it is above `largest_normal_share(m)`, which normal losses exceed in less than 0.1 % of
+    draws, `heavy_tailed` says so, and the confidence is not to be trusted. The reverse is no proof.
     """
 
     estimate: Certificate = dataclasses.field(kw_only=True)
     radii: dict[str, float] = dataclasses.field(kw_only=True)
     confidence: float = dataclasses.field(kw_only=True)
     batches: int = dataclasses.field(kw_only=True)
+    largest_share: float = dataclasses.field(
+        kw_only=True, metadata={"says": "of the squared deviations, in one minibatch"}
+    )
+
+    @property
+    def heavy_tailed(self) -> bool:
+        """Whether one minibatch deviates so far that the confidence is not to be trusted."""
+        return self.largest_share > largest_normal_share(self.batches)
+
+    @property
+    def caution(self) -> str:
+        """What is to be said of the confidence, in a sentence; empty where there is nothing."""
+        if not self.heavy_tailed:
+            return ""
+        return (
+            f"Heavy tails: one of {self.batches} minibatches makes {100 * self.largest_share:.0f} %"
+            f" of the squared deviations, so the confidence {self.confidence:g} is not to be "
+            "trusted; look at more minibatches, or larger ones."
+        )
 
     def lines(self) -> dict[str, float]:
         return {name: v + self.radii[name] for name, v in self.estimate.lines().items()}
 
     def notes(self) -> dict[str, float]:
         known = {"estimated_epsilon": self.estimate.epsilon, "confidence": self.confidence}
-        return known | {"batches": float(self.batches)} | self.estimate.notes()
+        known |= {"batches": float(self.batches), "largest_share": self.largest_share}
+        return known | self.estimate.notes()
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *([self.caution] if self.heavy_tailed else [])])
 
     def advice(self, line: str) -> tuple[str, str]:
         return self.estimate.advice(line)
@@ -94,8 +132,12 @@ def sampled_certificate(
     """
     definition = definition_of(problem)
     count = jax.tree.leaves(batches)[0].shape[0]
+    arguments.whole(count, "batches", FEWEST)
     alpha = (1 - confidence) * share / definition.statements()
-    slope, value = (float(v) for v in _variances(definition, problem, point, batches))
+    parts = jax.device_get(_deviations(definition, problem, point, batches))
+    squares = [np.asarray(part, float) for part, _ in parts]
+    cost = estimation_cost(count, alpha) ** 2
+    slope, value = (cost * float(np.sum(part)) / (count - 1) for part in squares)
     slope = max(slope, definition.least_variance(problem, point))
     errors = (math.sqrt(variance / (count * alpha)) for variance in (slope, value))
     return SampledCertificate(
@@ -104,35 +146,63 @@ def sampled_certificate(
         radii=definition.radii(problem, point, tuple(estimate.lines()), *errors),
         confidence=confidence,
         batches=count,
+        largest_share=max(_largest_share(*part) for part in parts),
         sizes=estimate.sizes,
     )
 
 
+def estimation_cost(batches: int, alpha: float) -> float:
+    """t/z: by what a radius grows because the variance is estimated from so many minibatches."""
+    from scipy import special
+
+    return float(special.stdtrit(batches - 1, alpha / 2) / special.ndtri(alpha / 2))
+
+
+def largest_normal_share(batches: int) -> float:
+    """What the largest of so many squared deviations is of their sum, at most, for normal losses.
+
+    Times m/(m − 1) each share is beta distributed, with ½ and (m − 2)/2 (Grubbs' test); that any of
+    the m is above this has a probability of `HEAVY_BY_CHANCE` at most.
+    """
+    from scipy import special
+
+    m = batches
+    return (m - 1) / m * float(special.betaincinv(0.5, (m - 2) / 2, 1 - HEAVY_BY_CHANCE / m))
+
+
+def _largest_share(squares: np.ndarray, size: np.ndarray) -> float:
+    """The largest part of a sum of squares; 0 where all are the rounding of means of this size."""
+    most = float(np.max(squares))
+    rounding = ROUNDING * float(np.finfo(squares.dtype).eps) * float(size)
+    return 0.0 if most <= rounding**2 else most / float(np.sum(squares, dtype=float))
+
+
 @quick
-def _variances(
+def _deviations(
     definition: Definition, problem: Form, point: Point, batches: Tree
-) -> tuple[Array, Array]:
-    """Of one minibatch: the variance of the gradient and of the value in `sampled_parts`."""
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """‖g − ḡ‖² for each minibatch and ‖ḡ‖, of the gradient and of the value in `sampled_parts`.
+
+    In two passes, the first for the mean: the gradients of all minibatches need not fit in memory.
+    """
     at = lambda batch: definition.sampled_parts(problem.on(batch), point)
+    first = jax.tree.map(lambda a: a[0], batches)
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(at, first))
 
-    # Welford's recursion: the gradients of all minibatches need not fit in memory together.
-    def onwards(carry: tuple, batch: Tree) -> tuple[tuple, None]:
-        count, mean, squares = carry
-        new = at(batch)
-        count = count + 1
-        off = trees.subtract(new, mean)
-        mean = trees.axpy(1 / count, off, mean)
-        rest = trees.subtract(new, mean)
-        more = (trees.dot(off[0], rest[0]), trees.dot(off[1], rest[1]))
-        squares = jax.tree.map(lambda a, b: a + b.astype(a.dtype), squares, more)
-        return (count, mean, squares), None
+    def onwards(center: Tree, carry: tuple, batch: Tree) -> tuple[tuple, tuple]:
+        count, mean = carry
+        new, count = at(batch), count + 1
+        mean = trees.axpy(1 / count, trees.subtract(new, mean), mean)  # Welford's recursion
+        off = trees.subtract(new, center)
+        return (count, mean), (trees.square(off[0]), trees.square(off[1]))
 
-    shapes = jax.eval_shape(at, jax.tree.map(lambda a: a[0], batches))
-    mean = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    zero = jnp.zeros((), trees.dtype_of(mean))
-    (count, _, squares), _ = jax.lax.scan(onwards, (zero, mean, (zero, zero)), batches)
-    slope, value = (s / jnp.maximum(count - 1, 1) for s in squares)
-    return slope, value
+    def once(center: Tree, _: None) -> tuple[Tree, tuple]:
+        begun = (jnp.zeros((), trees.dtype_of(zero)), zero)
+        ended, squares = jax.lax.scan(functools.partial(onwards, center), begun, batches)
+        return ended[1], squares
+
+    mean, (slope, value) = jax.lax.scan(once, zero, None, length=PASSES)
+    return (slope[-1], trees.norm(mean[0])), (value[-1], trees.norm(mean[1]))
 
 
 def drawn_batches(problem: Form, count: int, key: int) -> Tree:

@@ -36,6 +36,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array
 
 from bilevax.certificates import SampledCertificate, certify
+from bilevax.certificates.sampled import largest_normal_share
 from bilevax.data import Levels, Stratified
 from bilevax.deep.bilevel import LEAST_ETA, BilevelDRO, BilevelState
 from bilevax.deep.methods import ERM, GroupDRO, Method, WeightedState, cross_entropy, group_means
@@ -83,7 +84,10 @@ def sentence(numbers: dict[str, Any]) -> str:
     shown = lambda name: "∞" if numbers[name] is None else f"{numbers[name]:.3g}"
     probability = f"with probability {100 * numbers['confidence']:.0f} %"
     estimate = f"estimate {shown('estimated_epsilon')}; encoder frozen"
-    return f"The head is {kind} with ε ≤ {shown('epsilon')}, {probability} ({estimate})."
+    said = f"The head is {kind} with ε ≤ {shown('epsilon')}, {probability} ({estimate})."
+    share = numbers.get("largest_share")  # which results of earlier versions do not have
+    heavy = share is not None and share > largest_normal_share(int(numbers["batches"]))
+    return said + (" Tails are heavy: the probability is not to be trusted." if heavy else "")
 
 
 def weighted_loss(

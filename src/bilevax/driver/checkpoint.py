@@ -17,6 +17,7 @@ import numpy as np
 
 from bilevax.arguments import warn
 from bilevax.files import write_bytes
+from bilevax.functions import plain
 from bilevax.problems import Point
 
 MAGIC = "bilevax run 6"
@@ -72,9 +73,9 @@ def _content(leaf: Any) -> bytes:
         # All of an array up to 64 MiB; of a larger one every k-th entry.
         every = max(1, flat.nbytes >> 26)
         return repr((flat.dtype, np.shape(leaf))).encode() + flat[::every].tobytes()
-    code = getattr(leaf, "__code__", None)
+    code = getattr(plain(leaf), "__code__", None)
     if code is None:
-        return type(leaf).__name__.encode()
+        return type(plain(leaf)).__name__.encode()
     return code.co_code + repr([c for c in code.co_consts if isinstance(c, float | int)]).encode()
 
 

@@ -14,6 +14,7 @@ from bilevax.driver.limits import Limits
 from bilevax.driver.loop import Run
 from bilevax.driver.solution import Solution, SolveError
 from bilevax.files import check_writable
+from bilevax.functions import up_to_date
 from bilevax.problems import Form, Point
 from bilevax.problems.deviation import biased
 from bilevax.problems.validation import require_form, require_precision, validate
@@ -73,6 +74,7 @@ def solve(
     """
     release_programs()
     require_form(problem)
+    problem = up_to_date(problem)
     start = validate(problem.reference(), start)
     non_negative(relative_tolerance, "relative_tolerance")
     relative = float(relative_tolerance)

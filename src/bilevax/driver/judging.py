@@ -15,6 +15,7 @@ from bilevax.certificates.rounding import TIMES
 from bilevax.certificates.sampled import (
     BATCHES,
     CONFIDENCE,
+    PASSES,
     RUN_KEYS,
     averaged,
     drawn_batches,
@@ -50,7 +51,8 @@ class Judge:
         if known is None:
             batches = drawn_batches(stated, BATCHES, RUN_KEYS)
             mean = averaged(stated, batches)
-            return cls(stated, mean, batches, GRADIENTS * BATCHES, tolerance, relative)
+            cost = (GRADIENTS + PASSES) * BATCHES
+            return cls(stated, mean, batches, cost, tolerance, relative)
         cost = GRADIENTS if not stated.sampled else math.ceil(GRADIENTS * _minibatches(stated.data))
         return cls(stated, known, None, cost, tolerance, relative)
 

@@ -60,13 +60,14 @@ class Summary:
 
 
 def certified(run: Summary) -> Status:
-    sure = ""
+    sure, caution = "", ""
     if isinstance(run.certificate, SampledCertificate):
         sure = f", with probability {run.certificate.confidence:g} over the samples looked at,"
+        caution = f" {run.certificate.caution}" if run.certificate.heavy_tailed else ""
     return Status(
         "certified",
         f"Certified: ε = {run.certificate.epsilon:.3g} {run.wanted}{sure} after "
-        f"{run.gradients:,} gradients.{run.fallback}",
+        f"{run.gradients:,} gradients.{run.fallback}{caution}",
     )
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import whole
+from bilevax.functions import up_to_date
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constants import blocks_of, random_unit, sample_domain
 from bilevax.problems.constrained import ConstrainedBilevelProblem
@@ -173,6 +174,7 @@ def _report(
     """Samples of every function: finite, with the right gradient, as smooth as stated, in shape."""
     whole(samples, "samples", 1)
     whole(seed, "seed", 0)
+    problem = up_to_date(problem)
     point = validate(problem, start)
     findings = []
     for call in problem.calls(point):

@@ -30,7 +30,12 @@ from bilevax.problems.lagrangian import (
     constrained_point,
     lagrangian,
 )
-from bilevax.problems.validation import diameter, require_bounded
+from bilevax.problems.validation import (
+    diameter,
+    gap_is_bounded,
+    require_bounded,
+    require_gap_bound,
+)
 from bilevax.programs import quick
 from bilevax.solvers.base import initial
 from bilevax.solvers.extragradient import ExtraGradient
@@ -83,12 +88,15 @@ def _variation(problem: ConstrainedBilevelProblem, name: str, x: Tree, y: Tree) 
 
 
 @quick
-def _sizes(problem: ConstrainedBilevelProblem, start: Point) -> tuple[dict, Array, Array]:
-    """What each constraint varies by, and how far the two objectives can fall from the start."""
+def _sizes(problem: ConstrainedBilevelProblem, start: Point) -> tuple[dict, Array, Array, Array]:
+    """What each constraint varies by, and how far the two objectives can fall from the start.
+
+    And whether the gap over y can be bounded, which takes no program of its own here.
+    """
     p, x, y = problem, start.x, start.y
     sizes = {name: _variation(p, name, x, y) for name in CONSTRAINTS}
     above = _fall(p.smooth_upper, (x, y), None, PerLeaf((p.x, p.y)))
-    return sizes, above, _fall(p.smooth_lower, (x, y), 1, p.y)
+    return sizes, above, _fall(p.smooth_lower, (x, y), 1, p.y), gap_is_bounded(p.y, y)
 
 
 def _flat(tree: Tree, like: Tree) -> Array:
@@ -205,6 +213,11 @@ def fixed(problem: ConstrainedBilevelProblem) -> bool:
     return problem.multiplier_bound is not None or problem.slater_margin is not None
 
 
+def require_certifiable(problem: ConstrainedBilevelProblem, y: Tree, bounded: Any = None) -> None:
+    """Refuse a problem whose gap over y cannot be bounded; `bounded` if that is known."""
+    require_gap_bound(problem.y, y, "y", "A certificate", bounded)
+
+
 def first_bounds(problem: ConstrainedBilevelProblem, start: Point) -> MultiplierBounds:
     """The bounds to begin with: given, from `eq:cons_y1`, or from a Slater point at the start.
 
@@ -213,7 +226,8 @@ def first_bounds(problem: ConstrainedBilevelProblem, start: Point) -> Multiplier
     the upper level) the bound is what the objective can vary by over what the constraint does.
     """
     p = problem
-    sizes, rise, fall = jax.device_get(_sizes(p, start))
+    sizes, rise, fall, bounded = jax.device_get(_sizes(p, start))
+    require_certifiable(p, start.y, bounded)  # before the search, which may take long
     pair = (sizes["constraints"], sizes["equalities"])
     own = (sizes["upper_constraints"], sizes["upper_equalities"])
     ones = lambda tree: jax.tree.map(np.ones_like, tree)
