@@ -199,6 +199,8 @@ def compared(drawn: Drawn, *, by_vectors: bool = True) -> list[dict[str, Any]]:
 
 def difference(claim: float, exact: Any) -> dict[str, Any]:
     """How far a claim is above the exact number, without a rounding of the difference."""
+    if not math.isfinite(exact):
+        raise ArithmeticError(f"the reference has found {exact}")
     if not math.isfinite(claim):
         return {"exact": float(exact), "excess": math.inf, "understated": False}
     kind = Decimal if isinstance(exact, Decimal) else LONG

@@ -201,8 +201,10 @@ class Draw:
             low, high = self.round((middle - half) * scale), self.round((middle + half) * scale)
             return ref.Box(low, np.maximum(low, high))
         if kind == "ball":
+            radius = rng.uniform(0.1, 3)
+            far = far if self.eps * far < 1e-5 * radius else 0.0  # where floats make out a sphere
             center = rng.normal(size=n) * rng.choice([0, 1]) + far * rng.choice([-1, 1], n)
-            return ref.Ball(self.round(center), self.round(rng.uniform(0.1, 3)), self.eps)
+            return ref.Ball(self.round(center), self.round(radius), self.eps)
         total = float(rng.choice([1.0, 1.0, rng.uniform(0.1, 10)]))
         caps = np.full(n, total)
         if kind == "capped":

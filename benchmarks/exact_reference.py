@@ -1,8 +1,9 @@
 """The lines of certificates once more, in 80-bit or in 60-digit arithmetic.
 
-Nothing here is of JAX or bilevax: all is written from the definitions, gradients by hand. Arrays are of `numpy.longdouble`
-(64 bits of mantissa) or of `decimal.Decimal` (60 digits): the same code takes both, so that what
-80 bits leave open can be settled. `exact(array, kind)` makes them of the numbers as given.
+Nothing here is of JAX or bilevax: all is written from the definitions, gradients by hand. Arrays
+are of `numpy.longdouble` (64 bits of mantissa) or of `decimal.Decimal` (60 digits): the same code
+takes both, so that what 80 bits leave open can be settled. `exact(array, kind)` makes them of the
+numbers as given.
 
 The functions, for the variables x1, x2, y1, y2 and a dictionary d of arrays:
 
@@ -27,7 +28,8 @@ from typing import Any
 import numpy as np
 
 LONG = np.longdouble
-# Where a point counts as on a sphere, as for the library's terms: so many roundings of the point.
+# A point counts as on a sphere, as for the library's terms, within so many roundings of the radius
+# and two of each entry of the centre.
 ON_SPHERE = 64
 
 Vector = np.ndarray
@@ -165,13 +167,15 @@ class Ball:
     eps: float  # a rounding of the points
 
     def on_sphere(self, x: Vector) -> bool:
-        allowed = float(self.radius) + float(np.max(np.abs(self.center)))
-        return float(self.radius - norm(x - self.center)) <= ON_SPHERE * self.eps * allowed
+        far = 2 * len(x) ** 0.5 * float(np.max(np.abs(self.center)))
+        allowed = self.eps * (ON_SPHERE * float(self.radius) + far)
+        return float(self.radius - norm(x - self.center)) <= allowed
 
     def shortest(self, x: Vector, g: Vector) -> Vector:
+        if not self.on_sphere(x):
+            return g
         unit = (x - self.center) / norm(x - self.center)
-        inwards = np.minimum(np.sum(g * unit), 0) if self.on_sphere(x) else 0
-        return g - inwards * unit
+        return g - min(np.sum(g * unit), 0) * unit
 
     def best(self, g: Vector) -> Vector:
         size = norm(g)

@@ -80,7 +80,8 @@ def exact_arithmetic() -> str:
     known = record["has_allowances"]
 
     def spread(values: list[float] | None) -> str:
-        return "–" if values is None else " / ".join(f"{v:.2g}" for v in values)
+        short = lambda v: f"{float(f'{v:.2g}'):,g}" if abs(v) < 1e5 else f"{v:.0e}"
+        return "–" if values is None else " / ".join(map(short, values))
 
     def row(r: dict[str, Any], *names: str) -> list[str]:
         ratios = ("allowance_over_error", "allowance_over_vector_error")
@@ -89,11 +90,11 @@ def exact_arithmetic() -> str:
         cells = [f"{r['lines']:,}", f"{r['infinite']:,}", f"{r['understated']:,}", worst]
         return [*(r[name] for name in names), *cells, *(spread(r[ratio]) for ratio in ratios)]
 
-    header = ["certificates' lines", "infinite", "understated", "by at most, relative"]
+    header = ["lines", "infinite", "understated", "by at most, relative"]
     if known:
         header += ["allowance over true error", "over the error of its vector"]
     else:
-        header += ["what is claimed too much, over the error of its vector"]
+        header += ["excess of the claim over the error of its vector"]
     beneath = sum(r["beneath_the_gap"] for r in record["results"])
     return f"""## Lines of certificates in exact arithmetic
 
@@ -101,7 +102,7 @@ def exact_arithmetic() -> str:
 distances are zero but for rounding. Every line that a certificate claims is compared with the same
 line in 80-bit arithmetic (60 digits where these leave open which is larger), of the numbers as
 given. Understated is a line below the exact one by more than 1e-15 of it. For gaps, whose lines are
-bounds by tangents, these bounds are compared; {beneath} of the claims are below a lower bound
+bounds by tangents, these bounds are compared; {beneath} of the claims are even below a lower bound
 of the gap itself. Ratios are the 5 %, 50 % and 95 % quantiles; the error of a line's vector is one
 in whatever direction it points, by JAX's gradients. `{record["command"]}`
 
