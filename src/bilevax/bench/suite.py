@@ -17,6 +17,7 @@ import numpy as np
 from bilevax.arguments import positive, whole
 from bilevax.bench import output
 from bilevax.bench.lower_level import lower_gap, lower_solution, lower_violation
+from bilevax.bench.nearby import fall_nearby
 from bilevax.bench.records import Record, Refusal, load
 from bilevax.bench.runs import Run, attempt
 from bilevax.bench.starts import starting_points
@@ -85,6 +86,8 @@ class Attempt(Run):
     gap: float
     lower_violation: float
     upper_violation: float
+    # How much lower F is nearby than ε explains, where the point is certified.
+    fall: float
     x: list[float]
     y: list[float]
 
@@ -144,6 +147,11 @@ class Outcome:
         """Certified points whose lower level, solved again exactly, says otherwise."""
         return sum(1 for a in self.attempts if a.certified and not a.feasible)
 
+    @property
+    def falls(self) -> int:
+        """Certified points near which F falls, by other solvers of the lower level."""
+        return sum(1 for a in self.attempts if a.certified and a.fall > 0)
+
     def as_dict(self) -> dict[str, Any]:
         best = self.best
         derived = {
@@ -151,6 +159,7 @@ class Outcome:
             "verdict": self.verdict,
             "reached": self.reached,
             "false_certificates": self.false_certificates,
+            "falls": self.falls,
         }
         return dataclasses.asdict(self) | derived
 
@@ -220,10 +229,14 @@ def judged(record: Record, solution: Solution, fields: dict[str, Any]) -> Attemp
     x, y = np.asarray(solution.point.x), np.asarray(solution.point.y)
     relax = RELAX + 1.001 * min(lower_violation(record, x, y), VIOLATION)
     again = lower_gap(record, x, y, relax=relax)
+    F, fall = float(solution.certificate.objective), 0.0
+    if solution.certified:
+        fall = fall_nearby(record, x, y, F, solution.tolerance)
     return Attempt(
         **fields,
         rho=float(solution.point.rho),
-        F=float(solution.certificate.objective),
+        F=F,
+        fall=fall,
         gap=again.gap,
         lower_violation=again.lower_violation,
         upper_violation=again.upper_violation,
@@ -315,7 +328,7 @@ def table(outcomes: list[Outcome]) -> str:
             ]
         )
     reached = sum(o.reached for o in outcomes)
-    false = sum(o.false_certificates for o in outcomes)
+    false, falls = (sum(getattr(o, n) for o in outcomes) for n in ("false_certificates", "falls"))
     assumed = [o.name for o in outcomes if o.y_bounds_assumed]
     unsaid = (
         f"Bounds on y taken for the lower level's, as the file says nothing: {', '.join(assumed)}"
@@ -325,7 +338,8 @@ def table(outcomes: list[Outcome]) -> str:
         *refused,
         *([unsaid] if assumed else []),
         f"{reached} of {len(outcomes)} reach the best known F within {WITHIN:g} relative, with a "
-        f"lower-level gap of at most {GAP:g}; {false} false certificates.",
+        f"lower-level gap of at most {GAP:g}; {false} false certificates; {falls} certified points "
+        "near which F falls.",
         "«above»: the lower level is solved, F is above the best known: an honest KKT point where "
         "certified. «below»: F exploits the tolerance. «FAILED»: no point whose lower-level gap, "
         "after an exact re-solve, and violations are small.",

@@ -2,8 +2,9 @@
 
 ε-KKT admits points that nobody would take for a solution: a kink of the lower level's answer, a
 local maximum of F along it. So the lower level is solved at a few x nearby. At an ε-KKT point of a
-convex penalty function F could fall by ε times the way at most; where it falls by more than twice
-that, the point is no candidate, and the better one is a place to go on from.
+convex penalty function F could fall by ε times the way, and by what complementarity leaves open, ε
+again; where it falls by more than twice that, the point is no candidate, and the better one is a
+place to go on from.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RADII = (1e-3, 1e-2, 1e-1)
 # Pairs of opposite directions, as many as x has entries and at most so many. The first is that of
 # the upper level's gradient, the others are random.
 PAIRS = 4
-# A fall of so many times ε times the way is explained.
+# A fall of so many times ε·(1 + the way) is explained.
 EXPLAINED = 2.0
 # Steps of a lower level's solution at each place, unless less is asked for.
 STEPS = 2_000

@@ -17,9 +17,9 @@ from bilevax.certificates.breaches import Claim
 from bilevax.certificates.certificate import Certificate, line
 from bilevax.certificates.constrained_witnesses import constrained_witnesses, lower_solution
 from bilevax.certificates.definition import Definition, bounded, term_values
-from bilevax.certificates.gap import excess, gap_allowance, linear_excess
+from bilevax.certificates.gap import linear_excess
 from bilevax.certificates.lagrangians import lower_lagrangian, weighed
-from bilevax.certificates.rounding import rounding
+from bilevax.certificates.rounding import FEW, rounding
 from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point, register
 from bilevax.problems.constrained import CONSTRAINTS
 from bilevax.trees import Tree
@@ -119,10 +119,10 @@ class _Parts(NamedTuple):
     at_y: Tree
     at_z: Tree
     own: Tree
-    products: Tree
-    products_z: Tree
-    upper_products: Tree
-    gap: Tree
+    products: Array  # Σ|λᵢcᵢ| at y
+    products_z: Array  # at z
+    upper_products: Array  # of the upper level's own
+    gap: Array  # the bound on it
 
 
 def _parts(
@@ -130,7 +130,8 @@ def _parts(
 ) -> _Parts:
     # Weak duality: the constrained minimum is at least min over z of the Lagrangian at (λ̄, ν̄),
     # which is convex in z and lies above its tangent.
-    fall = linear_excess(problem.y, point.z, trees.scale(-1, e.below[1])).astype(e.lower.dtype)
+    dtype = e.lower.dtype
+    fall = linear_excess(problem.y, point.z, trees.scale(-1, e.below[1])).astype(dtype)
     return _Parts(
         x=trees.axpy(-rho, e.below[0], e.above[0]),
         y=e.above[1],
@@ -138,15 +139,11 @@ def _parts(
         at_y=e.at_y,
         at_z=e.at_z,
         own=e.own,
-        products=_products((m.lam, m.nu), e.at_y),
-        products_z=_products((m.lam_bar, m.nu_bar), e.at_z),
-        upper_products=_products((m.upper_lam, m.upper_nu), e.own),
+        products=_products((m.lam, m.nu), e.at_y, dtype),
+        products_z=_products((m.lam_bar, m.nu_bar), e.at_z, dtype),
+        upper_products=_products((m.upper_lam, m.upper_nu), e.own, dtype),
         gap=e.lower - e.dual + problem.y.value(point.y) + fall,
     )
-
-
-def _entries(tree: Tree) -> int:
-    return max(sum(leaf.size for leaf in jax.tree.leaves(tree)), 1)
 
 
 def _feasibility(values: tuple[Tree, Tree], dtype: Any) -> Array:
@@ -156,16 +153,17 @@ def _feasibility(values: tuple[Tree, Tree], dtype: Any) -> Array:
     return trees.norm((positive, equalities)).astype(dtype)
 
 
-def _products(multipliers: tuple[Tree, Tree], values: tuple[Tree, Tree]) -> list[Tree]:
-    """Multipliers times constraint values, entry by entry, where there are multipliers."""
+def _products(multipliers: tuple[Tree, Tree], values: tuple[Tree, Tree], dtype: Any) -> Array:
+    """Σ|λᵢcᵢ|, of the constraints that have multipliers."""
+    absolute = lambda tree: jax.tree.map(jnp.abs, tree)
+    return _product(absolute(multipliers), absolute(values), dtype)
+
+
+def _product(multipliers: tuple[Tree, Tree], values: tuple[Tree, Tree], dtype: Any) -> Array:
+    """|λᵀc|"""
+    zero = jnp.zeros((), dtype)
     pairs = [(m, v) for m, v in zip(multipliers, values) if m is not None]
-    return [jax.tree.map(jnp.multiply, m, v) for m, v in pairs]
-
-
-def _sum(products: list[Tree], dtype: Any) -> Array:
-    return (
-        trees.total(products).astype(dtype) if jax.tree.leaves(products) else jnp.zeros((), dtype)
-    )
+    return jnp.abs(sum((trees.dot(m, v).astype(dtype) for m, v in pairs), zero))
 
 
 def _signs_hold(m: Multipliers) -> Array:
@@ -190,47 +188,44 @@ class ConstrainedKKT(Definition):
         dtype = trees.dtype_of((x, y))
         rho = jnp.asarray(point.rho, dtype)
         here = _evaluation(problem, m, rho, point)
-        evaluate = lambda problem, point: _parts(
-            problem, point, m, rho, _evaluation(problem, m, rho, point)
-        )
-        parts = _parts(problem, point, m, rho, here)
-        noise = _Parts(*rounding(evaluate, problem, point, list(parts), dtype))
+        evaluate = lambda problem, point: _evaluation(problem, m, rho, point)
+        of = lambda seen: _parts(problem, point, m, rho, seen)
+        parts, noise = of(here), _Parts(*rounding(evaluate, of, problem, point, here, dtype))
         stationary = (problem.x.residual(x, parts.x), (rho * problem.y).residual(y, parts.y))
-        sizes = lambda products: _sum(jax.tree.map(jnp.abs, products), dtype)
-        many = lambda products: _entries(products) ** 0.5  # ‖·‖₁ ≤ √n·‖·‖
-        fall = excess(problem.y, z, trees.scale(-1, parts.z), dtype)
-        terms = term_values(problem, point)
-        size = jnp.abs(here.lower) + jnp.abs(here.dual) + jnp.abs(terms["y"])
+        terms, eps = term_values(problem, point), jnp.finfo(dtype).eps
+        linear = trees.dot(*jax.tree.map(jnp.abs, (z, parts.z))).astype(dtype)
+        sizes = (here.lower, here.dual, terms["y"], linear, parts.gap)
+        counted = FEW * eps * sum(jnp.abs(size) for size in sizes)
 
         lines = {
             "stationarity": trees.norm(stationary),
             "response_z": rho * trees.norm(problem.y.residual(z, parts.z)),
             "feasibility_z": _feasibility(here.at_z, dtype),
-            "complementarity_z": sizes(parts.products_z),
+            "complementarity_z": parts.products_z,
             "lower_gap": jnp.maximum(parts.gap, 0),
             "feasibility": _feasibility(here.at_y, dtype),
-            "complementarity": sizes(parts.products),
+            "complementarity": parts.products,
             "upper_feasibility": _feasibility(here.own, dtype),
-            "upper_complementarity": sizes(parts.upper_products),
+            "upper_complementarity": parts.upper_products,
         }
         allowances = {
             "stationarity": trees.norm((noise.x, noise.y)),
             "response_z": rho * noise.z,
             "feasibility_z": noise.at_z,
-            "complementarity_z": many(parts.products_z) * noise.products_z,
-            "lower_gap": gap_allowance(noise.gap, [(fall, noise.z)], size),
+            "complementarity_z": noise.products_z + FEW * eps * parts.products_z,
+            "lower_gap": noise.gap + counted,
             "feasibility": noise.at_y,
-            "complementarity": many(parts.products) * noise.products,
+            "complementarity": noise.products + FEW * eps * parts.products,
             "upper_feasibility": noise.own,
-            "upper_complementarity": many(parts.upper_products) * noise.upper_products,
+            "upper_complementarity": noise.upper_products + FEW * eps * parts.upper_products,
         }
         objective = here.upper + terms["x"]
         inside = trees.all_finite((terms, m)) & _signs_hold(m)
         inside &= jnp.isfinite(objective) & (rho > 0)
         notes = {
-            "product_z": jnp.abs(_sum(parts.products_z, dtype)),
-            "product": jnp.abs(_sum(parts.products, dtype)),
-            "upper_product": jnp.abs(_sum(parts.upper_products, dtype)),
+            "product_z": _product((m.lam_bar, m.nu_bar), here.at_z, dtype),
+            "product": _product((m.lam, m.nu), here.at_y, dtype),
+            "upper_product": _product((m.upper_lam, m.upper_nu), here.own, dtype),
             "rho": rho,
             "objective": objective,
         }

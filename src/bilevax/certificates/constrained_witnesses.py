@@ -18,7 +18,10 @@ from bilevax.terms import Box, Free, NonNegative, PerLeaf
 from bilevax.trees import Tree
 
 ROUNDS = 60
-GROWTH = 2.0
+# Where a round brings the violation down by less than to this share, the penalty grows.
+SLOW, GROWTH = 0.25, 4.0
+# A round is solved until its residual is this share of the violation.
+SHARE = 0.01
 # Infeasibility and lack of complementarity that no certificate would notice.
 ENOUGH = 1e-12
 # The penalty grows no further than this over where it began.
@@ -58,12 +61,13 @@ def lower_solution(
             penalty = trees.square(shifted(z, s.lam, s.nu, s.weight)).astype(dtype)
             return problem.smooth_lower(x, z) + penalty / (2 * s.weight)
 
-        z, taken = counted_response(augmented, problem.y, s.z, most)
+        z, taken = counted_response(augmented, problem.y, s.z, most, SHARE * s.residual)
         lam, nu = shifted(z, s.lam, s.nu, s.weight)
         moved = trees.norm(trees.subtract((lam, nu), (s.lam, s.nu))).astype(dtype)
         # The change of the multipliers is weight·(infeasibility and lack of complementarity).
         residual = moved / s.weight
-        weight = jnp.minimum(GROWTH * s.weight, MOST)
+        slow = residual > SLOW * s.residual
+        weight = jnp.where(slow, jnp.minimum(GROWTH * s.weight, MOST), s.weight)
         return _Round(z, lam, nu, weight, s.rounds + 1, s.steps + taken, residual)
 
     def going(s: _Round) -> Array:

@@ -11,8 +11,8 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.definition import term_values
-from bilevax.certificates.gap import Excess, excess, gap_allowance
-from bilevax.certificates.rounding import rounding
+from bilevax.certificates.gap import linear_excess
+from bilevax.certificates.rounding import FEW, rounding
 from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.reformulations import at_both
 from bilevax.terms import Term
@@ -43,11 +43,10 @@ class Pieces(eqx.Module):
 
 def pieces(problem: BilevelProblem, point: Point) -> Pieces:
     """A gradient of the upper function and two of the lower one, and as many every other time."""
-    values, gradients = _gradients(problem, point)
-    evaluate = lambda problem, point: _parts(problem, point, *_gradients(problem, point))
-    here = _parts(problem, point, values, gradients)
-    noise = rounding(evaluate, problem, point, here, trees.dtype_of(point.x1))
-    upper, above, below = gradients
+    here = _gradients(problem, point)
+    parts = lambda seen: _parts(problem, point, *seen)
+    noise = rounding(_gradients, parts, problem, point, here, trees.dtype_of(point.x1))
+    values, (upper, above, below) = here
     return Pieces(values, upper, above, below, Noise(tuple(noise[:4]), *noise[4:]))
 
 
@@ -56,8 +55,8 @@ def _parts(
 ) -> list[Tree]:
     """What rounding is measured in, in the order of `Noise`."""
     upper, above, below = gradients
-    bounds = _gap_bounds(problem, point, values, above, below)
-    return [*upper, (above[0], below[0]), *above[1:], *below[1:], bounds.most]
+    _, most = _gap_bounds(problem, point, values, above, below)
+    return [*upper, (above[0], below[0]), *above[1:], *below[1:], most]
 
 
 def _gradients(problem: BilevelProblem, point: Point) -> tuple[tuple, tuple[tuple, ...]]:
@@ -119,17 +118,9 @@ def stationarity_and_responses(
     return lines, allowances
 
 
-class _GapBounds(NamedTuple):
-    least: Array
-    most: Array
-    rise: Excess
-    fall: Excess
-    size: Array  # of what is added up besides
-
-
 def _gap_bounds(
     problem: BilevelProblem, point: Point, values: tuple, above: tuple, below: tuple
-) -> _GapBounds:
+) -> tuple[Array, Array]:
     """Bounds on p(x1, y1) − d(x1, y2) of `eq:prima_dual_obj`, below and above.
 
     f~(x1, y1, z2) − f~(x1, z1, y2) bounds it from below at any z. Above, f~1(x1, y1, ·) is concave
@@ -137,18 +128,25 @@ def _gap_bounds(
     tangent and the term allow together is the term's conjugate.
     """
     p, (_, a, b), terms = point, values, term_values(problem, point)
-    zero = jnp.zeros_like(a)
-    y1, y2, z1, z2 = (terms.get(name, zero) for name in ("y1", "y2", "z1", "z2"))
-    rise = excess(problem.y2, p.z2, above[2], zero.dtype)
-    fall = excess(problem.y1, p.z1, trees.scale(-1, below[1]), zero.dtype)
-    least = a - b + y1 + y2 - z1 - z2
-    most = jnp.maximum(jnp.maximum(a - b + y1 + y2 + rise.value + fall.value, least), 0)
-    size = sum(jnp.abs(v) for v in (a, b, y1, y2, z1, z2))
-    return _GapBounds(least, most, rise, fall, jnp.asarray(size))
+    y1, y2, z1, z2 = (terms.get(name, 0) for name in ("y1", "y2", "z1", "z2"))
+    rise = linear_excess(problem.y2, p.z2, above[2]).astype(a.dtype)
+    fall = linear_excess(problem.y1, p.z1, trees.scale(-1, below[1])).astype(a.dtype)
+    return a - b + y1 + y2 - z1 - z2, a - b + y1 + y2 + rise + fall
+
+
+def _sizes(a: Tree, b: Tree) -> Array:
+    """Σ|aᵢbᵢ|"""
+    return trees.dot(*jax.tree.map(jnp.abs, (a, b)))
 
 
 def gap_bounds(problem: BilevelProblem, parts: Pieces, point: Point) -> tuple[Array, Array, Array]:
-    """Bounds on the gap, below and above, and what rounding may add to the one above."""
-    bounds = _gap_bounds(problem, point, parts.values, parts.above, parts.below)
-    ways = ((bounds.rise, parts.noise.z2), (bounds.fall, parts.noise.z1))
-    return bounds.least, bounds.most, gap_allowance(parts.noise.gap, ways, bounds.size)
+    """Bounds on the gap, below and above, and what rounding may add to the one above.
+
+    The sums and products of the bound itself are rounded a few times each.
+    """
+    p, (_, a, b), terms = point, parts.values, term_values(problem, point)
+    least, most = _gap_bounds(problem, point, parts.values, parts.above, parts.below)
+    linear = (_sizes(p.z2, parts.above[2]), _sizes(p.z1, parts.below[1]))
+    size = sum(jnp.abs(v).astype(a.dtype) for v in (a, b, *terms.values(), *linear, most))
+    counted = FEW * jnp.finfo(a.dtype).eps * size
+    return least, jnp.maximum(jnp.maximum(most, least), 0), parts.noise.gap + counted

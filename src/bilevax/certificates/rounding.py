@@ -20,38 +20,65 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.certificates.rerounding import rerounded
 from bilevax.problems import Form, Point
+from bilevax.programs import entries
 from bilevax.trees import Tree
 
-# How often everything is computed again.
-TIMES = 3
-# How many times the root mean square of the changes is allowed for.
-SAFETY = 1.0
+# How often everything is computed again: many times where that costs nothing.
+TIMES, TIMES_IF_SMALL, SMALL = 3, 8, 1 << 16
+# The share of numbers whose rounding may be larger than is allowed for, if it is like that seen;
+# and how many times as large the roundings made at random are as true ones.
+MISSES, LARGER = 5e-5, 5.0
+# Roundings that are allowed for where they are counted and not measured.
+FEW = 3
 # Data of more entries than this are not copied to be moved.
 MOVABLE = 1 << 24
 
 
 def rounding(
-    evaluate: Callable[[Any, Point], Sequence[Tree]],
+    evaluate: Callable[[Any, Point], Tree],
+    parts: Callable[[Tree], Sequence[Tree]],
     problem: Form,
     point: Point,
-    here: Sequence[Tree],
+    here: Tree,
     dtype: Any,
 ) -> list[Array]:
-    """For each part of `here` = evaluate(problem, point), the size that rounding may have in it."""
-    eps = float(jnp.finfo(dtype).eps)
+    """For each of `parts(here)`, with here = evaluate(problem, point), its size if it is rounding.
+
+    What `evaluate` computes is rounded anew, and what `parts` makes of it is not.
+    """
+    count = times(problem, point)
     size = lambda part: trees.norm(part).astype(dtype)
+    known = parts(here)
 
     def change(key: Array) -> Array:
         of_data, of_operations = jax.random.split(key)
         moved = _with_data_moved(problem, of_data)
-        there = rerounded(lambda p: evaluate(moved, p), of_operations)(point)
-        return jnp.stack([size(trees.subtract(a, b)) for a, b in zip(here, there)])
+        there = parts(rerounded(lambda p: evaluate(moved, p), of_operations)(point))
+        return jnp.stack([size(trees.subtract(a, b)) for a, b in zip(known, there)])
 
     # One after the other, so that the data are copied once and not every time.
-    changes = lax.map(change, jax.random.split(_key(point), TIMES))
-    mean = jnp.stack([trees.norm(of_part) for of_part in changes.T]) / TIMES**0.5
-    noise = SAFETY * mean + eps * jnp.stack([size(part) for part in here])
-    return list(jnp.where(jnp.isfinite(noise), noise, jnp.inf))
+    changes = lax.map(change, jax.random.split(_key(point), count))
+    eps = float(jnp.finfo(dtype).eps)
+    noise = [
+        _allowed(entries(part) * count) * trees.norm(seen) / count**0.5 + eps * size(part)
+        for part, seen in zip(known, changes.T)
+    ]
+    return [jnp.where(jnp.isfinite(n), n, jnp.inf) for n in noise]
+
+
+def times(problem: Form, point: Point) -> int:
+    """How often a certificate of this point computes everything again."""
+    return TIMES_IF_SMALL if entries((problem, point)) <= SMALL else TIMES
+
+
+def _allowed(samples: int) -> float:
+    """How many times the root mean square of the changes is allowed for: Student's t.
+
+    So many numbers were seen. From few of them one knows little, and allows for more.
+    """
+    from scipy.special import stdtrit
+
+    return -float(stdtrit(max(samples, 1), MISSES / 2)) / LARGER
 
 
 def _key(point: Point) -> Array:

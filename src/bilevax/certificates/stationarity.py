@@ -45,7 +45,7 @@ class Stationarity(Definition):
         value, (gx, gy) = jax.value_and_grad(problem.smooth, argnums=(0, 1))(point.x, point.y)
         dtype = trees.dtype_of((point.x, point.y))
         slopes = lambda problem, point: problem.gradient(point.x, point.y)
-        noise_x, noise_y = rounding(slopes, problem, point, (gx, gy), dtype)
+        noise_x, noise_y = rounding(slopes, list, problem, point, (gx, gy), dtype)
         # Outside a domain, or where h itself is not a number, there is nothing to be close to.
         terms = term_values(problem, point)
         objective = value + terms["x"] - terms.get("y", 0)

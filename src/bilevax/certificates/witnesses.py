@@ -45,9 +45,16 @@ def best_response(
 
 
 def counted_response(
-    function: Callable[[Tree], Array], term: Term, start: Tree, steps: Array | int
+    function: Callable[[Tree], Array],
+    term: Term,
+    start: Tree,
+    steps: Array | int,
+    enough: Array | float = 0.0,
 ) -> tuple[Tree, Array]:
-    """`best_response`, and the steps that it took."""
+    """`best_response`, and the steps that it took; a residual that is `enough` stops it, too.
+
+    The residual is measured in the size of the gradient.
+    """
     dtype = trees.dtype_of(start)
     eps = jnp.finfo(dtype).eps
     slope = jax.value_and_grad(function)
@@ -75,7 +82,8 @@ def counted_response(
         return jax.tree.map(lambda a, b: jnp.where(fits, a, b), taken, shorter)
 
     def going(s: _Descent) -> Array:
-        return (s.steps < steps) & (s.residual > 4 * eps) & (s.step > eps**2)
+        least = jnp.maximum(4 * eps, enough)
+        return (s.steps < steps) & (s.residual > least) & (s.step > eps**2)
 
     one = jnp.ones((), dtype)
     first = _Descent(start, start, one, one, one, jnp.asarray(0))

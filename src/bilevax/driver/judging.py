@@ -9,9 +9,10 @@ from typing import Any
 import jax
 
 from bilevax.certificates import Certificate, judge
+from bilevax.certificates.around import look_around
 from bilevax.certificates.definition import definition_of
 from bilevax.certificates.examination import compile_examination, examined
-from bilevax.certificates.rounding import TIMES
+from bilevax.certificates.rounding import TIMES, times
 from bilevax.certificates.sampled import (
     BATCHES,
     CONFIDENCE,
@@ -24,37 +25,42 @@ from bilevax.certificates.sampled import (
 from bilevax.driver.checkpoint import RunState
 from bilevax.problems import Form, Point
 from bilevax.programs import entries
+from bilevax.solvers.base import Task
 
+# How often a run that leaves a point looks around anew, on its way to where F falls no more.
+DOWNHILL = 16
 # Steps at each place around a certified point: as many as cost little, or as the run has taken.
 LOOKS, LITTLE, LEAST_STEPS, MOST_STEPS = 24, 20_000_000, 100, 2_000
-# Gradients that one check costs: one for the residuals, others for what rounding may add to them.
-GRADIENTS = 1 + TIMES
 
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
     """`problem` is the stated one with all samples, or with the mean over `batches` of them.
 
-    `cost` is what a check takes, in gradients of one minibatch.
+    `cost` is what a check takes, in gradients of one minibatch, and `weight` what it counts for
+    where checks are spared: the repeats of a small problem are nothing that a run has to wait for.
     """
 
     stated: Form
     problem: Form
     batches: Any
     cost: int
+    weight: int
     tolerance: float
     relative: float
 
     @classmethod
-    def of(cls, stated: Form, tolerance: float, relative: float) -> Judge:
-        known = stated.complete()
+    def of(cls, task: Task) -> Judge:
+        stated, known, batches, passes, each = task.problem, task.problem.complete(), None, 0, 1.0
         if known is None:
             batches = drawn_batches(stated, BATCHES, RUN_KEYS)
-            mean = averaged(stated, batches)
-            cost = (GRADIENTS + PASSES) * BATCHES
-            return cls(stated, mean, batches, cost, tolerance, relative)
-        cost = GRADIENTS if not stated.sampled else math.ceil(GRADIENTS * _minibatches(stated.data))
-        return cls(stated, known, None, cost, tolerance, relative)
+            known, passes, each = averaged(stated, batches), PASSES, BATCHES
+        elif stated.sampled:
+            each = _minibatches(stated.data)
+        repeats = times(known, task.start)
+        cost = math.ceil((1 + repeats + passes) * each)
+        weight = math.ceil((1 + min(repeats, TIMES) + passes) * each)
+        return cls(stated, known, batches, cost, weight, task.tolerance, task.relative)
 
     @property
     def exact(self) -> bool:
@@ -95,19 +101,33 @@ class Judge:
         """
         if not self.exact:
             return certificate
-        cheap = LITTLE // (LOOKS * max(entries((self.problem, point)), 1))
-        taken = gradients * GRADIENTS // (self.cost * LOOKS)
-        steps = min(max(cheap, taken, LEAST_STEPS), MOST_STEPS)
+        steps = self.steps(point, gradients)
         options = {"epsilon": self._claimed(certificate), "look": look, "steps": steps}
         return examined(self.problem, point, certificate, **options)
+
+    def steps(self, point: Point, gradients: int) -> int:
+        """How many steps a lower level's solution around a point may take."""
+        cheap = LITTLE // (LOOKS * max(entries((self.problem, point)), 1))
+        taken = gradients * (1 + TIMES) // (self.weight * LOOKS)
+        return min(max(cheap, taken, LEAST_STEPS), MOST_STEPS)
 
     def _claimed(self, certificate: Certificate) -> float:
         allowed = certificate.allowed(self.tolerance, self.relative)
         return max(allowed.values()) if self.relative else self.tolerance
 
-    def with_witnesses(self, point: Point, rho: Any) -> Point:
-        """A point that comes from looking around, complete."""
-        return definition_of(self.problem).with_witnesses(self.problem, point, rho)
+    def downhill(self, certificate: Certificate, rho: Any, steps: int) -> Point:
+        """The point to which F falls from one around which it does, with all its witnesses."""
+        definition, around = definition_of(self.problem), certificate.looked_around
+        claimed = self._claimed(certificate)
+        for _ in range(DOWNHILL):
+            assert around is not None
+            assert around.point is not None
+            point = definition.with_witnesses(self.problem, around.point, rho)
+            objective = judge(self.problem, point).objective
+            around = look_around(definition, self.problem, point, objective, claimed, steps)
+            if around is None or not around.falls:
+                break
+        return point
 
     def holds(self, certificate: Certificate) -> bool:
         return certificate.certified(self.tolerance, self.relative)
@@ -168,11 +188,14 @@ class Verdicts:
         """Look for what can be said against the best point's certificate."""
         self.certificate = self.judge.examined(self.best, self.certificate, gradients, look)
 
-    def begin_anew(self, start: Point) -> None:
-        """Leave the best point, from which F falls, for one that is better."""
+    def leave(self, gradients: int) -> Point:
+        """Leave the best point, from which F falls, for where it falls to."""
+        steps = self.judge.steps(self.best, gradients)
+        start = self.judge.downhill(self.certificate, self.best.rho, steps)
         self.best, self.certificate, self.confirmed = start, self.judge(start, 1), False
         self.gradients += self.judge.cost
         self.withdrawals += 1
+        return start
 
     def ask_other_samples(self) -> None:
         if self.judge.exact or self.confirmed:

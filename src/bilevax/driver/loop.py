@@ -45,8 +45,8 @@ class Run:
         self.checkpoint: str | Path | None = None
         self.look_around = True
         self.solver = solver.prepared_for(task)
-        judge = Judge.of(task.problem, task.tolerance, task.relative)
-        self.schedule = schedule.Schedule(judge.cost)
+        judge = Judge.of(task)
+        self.schedule = schedule.Schedule(judge.weight)
         self.earlier, self.piece, self.refused = 0, schedule.LEAST_PIECE, ""
         self.fell_back_at: int | None = None
         begun = time.perf_counter()
@@ -142,13 +142,11 @@ class Run:
         if self.verdicts.holds:
             return sentences.certified(self.summary)
         around = self.verdicts.certificate.looked_around
-        if around is None or around.point is None or self.verdicts.withdrawals >= WITHDRAWALS:
+        if around is None or not around.falls or self.verdicts.withdrawals >= WITHDRAWALS:
             return sentences.withdrawn(self.summary)
-        judge, left = self.verdicts.judge, self.verdicts.best
-        start = judge.with_witnesses(around.point, left.rho)
+        start = self.verdicts.leave(self.gradients)
         task = dataclasses.replace(self.task, start=start)
         self._begin_anew(self.asked.prepared_anew(self.solver, task, self.state), start)
-        self.verdicts.begin_anew(start)
         self.fell_back_at = None
         self.schedule.postpone(self.gradients)
         return None if not self.verdicts.confirm() else self._concluded()

@@ -49,7 +49,11 @@ def as_float(mask: Array, like: Array) -> Array:
 
 
 def pairs(a: Array) -> tuple[Array, Array]:
-    """Two square matrices: one has a[i] in column i, the other a[j] in row j."""
+    """Two square matrices: one has a[i] in column i, the other a[j] in row j.
+
+    The compiler may compute a for each of them anew, and round it otherwise the second time: an
+    entry need not be equal to itself. What is made of them must bear that.
+    """
     square = (a.size, a.size)
     return lax.broadcast_in_dim(a, square, (1,)), lax.broadcast_in_dim(a, square, (0,))
 

@@ -281,7 +281,7 @@ class CappedSimplex(ConvexSet):
             if g.size <= FEW:
                 (column, line), (cap, _) = pairs(g), pairs(caps)
                 first = np.tri(g.size, k=-1, dtype=bool)  # of equal entries
-                ahead = (column > line) | ((column == line) & first)
+                ahead = ((column > line) | ((column == line) & first)) & ~np.eye(g.size, dtype=bool)
                 before = jnp.sum(lax.select(ahead, cap, jnp.zeros_like(cap)), axis=1)
                 return lax.clamp(jnp.zeros_like(g), total - before, caps)
             order = jnp.argsort(-g)
@@ -292,6 +292,20 @@ class CappedSimplex(ConvexSet):
             return jnp.zeros_like(g).at[order].set(filled)
 
         return along_axis(row, self.axis, g, self._caps(g))
+
+    def leaf_conjugate(self, g: Array) -> Scalar:
+        # Of few entries by duality: the least total·τ + Σ capᵢ·max(gᵢ − τ, 0) over τ, which is at
+        # one of the entries. At any τ it is an upper bound, so rounding cannot make it too small.
+        if row_length(g, self.axis) > FEW:
+            return super().leaf_conjugate(g)
+        total = scalar(self.total, g)
+
+        def row(g: Array, caps: Array) -> Array:
+            (column, line), (cap, _) = pairs(g), pairs(lax.min(caps, jnp.full_like(caps, total)))
+            above = jnp.sum(lax.max(column - line, jnp.zeros_like(line)) * cap, axis=1)
+            return jnp.zeros_like(g).at[0].set(jnp.min(total * g + above))
+
+        return jnp.sum(along_axis(row, self.axis, g, self._caps(g)))
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
         # dist(−g, N(x)) is the length of −g projected on the tangent cone
