@@ -80,14 +80,16 @@ def look_around(
     objective: float,
     epsilon: float,
     steps: int = STEPS,
+    share: float = 1.0,
 ) -> Around | None:
     """Look around a point with all its witnesses; None for a form that has no lower level.
 
-    At each place the lower level is solved in at most so many steps.
+    At each place the lower level is solved in at most so many steps. With a `share`, places are
+    nearer by that.
     """
     if definition.upper_block is None or not np.isfinite(epsilon):
         return None
-    arguments = _arguments(definition, problem, point, objective, epsilon, steps)
+    arguments = _arguments(definition, problem, point, (objective, epsilon, share), steps)
     seen = jax.device_get(_looks(*arguments))
     falls = seen.fall > 0
     return Around(
@@ -101,15 +103,15 @@ def look_around(
 
 def compile_looks(definition: Any, problem: Form, point: Point) -> Future:
     """Compile, in a thread, what `look_around` runs."""
-    return _looks.ahead(*_arguments(definition, problem, point, 0.0, 1.0, STEPS))
+    return _looks.ahead(*_arguments(definition, problem, point, (0.0, 1.0, 1.0), STEPS))
 
 
 def _arguments(
-    definition: Any, problem: Form, point: Point, objective: float, epsilon: float, steps: int
+    definition: Any, problem: Form, point: Point, numbers: tuple[float, ...], steps: int
 ) -> tuple:
     dtype = trees.dtype_of(getattr(point, definition.upper_block))
-    numbers = (np.asarray(objective, dtype), np.asarray(epsilon, dtype), np.asarray(steps))
-    return definition, problem, point, *numbers
+    arrays = [np.asarray(number, dtype) for number in numbers]
+    return definition, problem, point, *arrays, np.asarray(steps)
 
 
 class _Seen(NamedTuple):
@@ -122,11 +124,17 @@ class _Seen(NamedTuple):
 
 @quick
 def _looks(
-    definition: Any, problem: Form, point: Point, objective: Array, epsilon: Array, steps: Array
+    definition: Any,
+    problem: Form,
+    point: Point,
+    objective: Array,
+    epsilon: Array,
+    share: Array,
+    steps: Array,
 ) -> _Seen:
     term, x = getattr(problem, definition.upper_block), getattr(point, definition.upper_block)
     directions = _directions(x, definition.upper_slope(problem, point))
-    scale = jnp.minimum(1 + trees.norm(x), term.diameter(x))
+    scale = share * jnp.minimum(1 + trees.norm(x), term.diameter(x))
     rounded = 64 * jnp.finfo(objective.dtype).eps * (1 + jnp.abs(objective))
     answer = lambda place: definition.answer(problem, point, place, epsilon, steps)
 

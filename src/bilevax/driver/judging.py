@@ -28,7 +28,11 @@ from bilevax.programs import entries
 from bilevax.solvers.base import Task
 
 # How often a run that leaves a point looks around anew, on its way to where F falls no more.
-DOWNHILL = 16
+DOWNHILL, NEARER, LEAST_SHARE = 40, 10.0, 1e-4
+# And how exactly, as a share of ε.
+EXACTER = 0.01
+# By how much ρ grows where a run has come back to a point that it had left.
+STEEPER = 10.0
 # Steps at each place around a certified point: as many as cost little, or as the run has taken.
 LOOKS, LITTLE, LEAST_STEPS, MOST_STEPS = 24, 20_000_000, 100, 2_000
 
@@ -116,17 +120,23 @@ class Judge:
         return max(allowed.values()) if self.relative else self.tolerance
 
     def downhill(self, certificate: Certificate, rho: Any, steps: int) -> Point:
-        """The point to which F falls from one around which it does, with all its witnesses."""
-        definition, around = definition_of(self.problem), certificate.looked_around
-        claimed = self._claimed(certificate)
+        """The point to which F falls from one around which it does, with all its witnesses.
+
+        Where it falls no more, it is looked nearer, a few times.
+        """
+        definition, epsilon = definition_of(self.problem), EXACTER * self._claimed(certificate)
+        around, share, point = certificate.looked_around, 1.0, None
         for _ in range(DOWNHILL):
-            assert around is not None
-            assert around.point is not None
-            point = definition.with_witnesses(self.problem, around.point, rho)
-            objective = judge(self.problem, point).objective
-            around = look_around(definition, self.problem, point, objective, claimed, steps)
-            if around is None or not around.falls:
+            if around is not None and around.point is not None:
+                point = definition.with_witnesses(self.problem, around.point, rho)
+            else:
+                share /= NEARER
+            if share < LEAST_SHARE or point is None:
                 break
+            objective = judge(self.problem, point).objective
+            where = (definition, self.problem, point, objective, epsilon, steps, share)
+            around = look_around(*where)
+        assert point is not None
         return point
 
     def holds(self, certificate: Certificate) -> bool:
@@ -191,7 +201,8 @@ class Verdicts:
     def leave(self, gradients: int) -> Point:
         """Leave the best point, from which F falls, for where it falls to."""
         steps = self.judge.steps(self.best, gradients)
-        start = self.judge.downhill(self.certificate, self.best.rho, steps)
+        rho = self.best.rho * (STEEPER if self.withdrawals else 1.0)
+        start = self.judge.downhill(self.certificate, rho, steps)
         self.best, self.certificate, self.confirmed = start, self.judge(start, 1), False
         self.gradients += self.judge.cost
         self.withdrawals += 1
