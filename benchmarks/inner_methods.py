@@ -71,7 +71,7 @@ class Subproblem(eqx.Module):
 
     def size(self, v: Array) -> Array:
         """The norm in which residuals are measured, of a vector in these coordinates."""
-        squares = self.state.blocks.squares(v / self.root)
+        squares = self.state.blocks.lengths(v / self.root) ** 2
         return jnp.sqrt(jnp.vdot(self.state.metric, squares))
 
     @property

@@ -768,7 +768,7 @@ def test_epsilon_is_the_largest_line():
 @pytest.mark.parametrize("value", [3.0, math.inf, math.nan])
 def test_every_line_counts(line, value):
     """No line can be large, infinite or NaN and ε small."""
-    fields = {f.name: 0.0 for f in dataclasses.fields(bx.KKTCertificate)}
+    fields = {f.name: 0.0 for f in dataclasses.fields(bx.KKTCertificate) if not f.kw_only}
     certificate = bx.KKTCertificate(**fields | {line: value})
     assert certificate.epsilon == (math.inf if math.isnan(value) else value)
     assert not certificate.certified(1.0)
@@ -780,7 +780,7 @@ def test_the_table_has_every_line():
         rows = {}
         for row in str(certificate).splitlines():
             words = row.split()
-            if len(words) >= 2:
+            if len(words) >= 2 and words[0] != "looked":
                 rows[words[0]] = float(words[1])
         for name, value in certificate.as_dict().items():
             assert rows[name] == pytest.approx(value, rel=1e-3, abs=1e-300)

@@ -21,15 +21,14 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.problems import Form, Point
-from bilevax.problems.constants import random_unit
 from bilevax.programs import quick
 from bilevax.trees import Tree
 
 # How far x moves, in shares of 1 + ‖x‖ or of its domain's diameter if that is less.
 RADII = (1e-3, 1e-2, 1e-1)
-# Pairs of opposite directions, as many as x has entries and at most so many. The first is that of
-# the upper level's gradient, the others are random.
-PAIRS = 4
+# Besides up and down the slope of the upper level: along the axes, if there are at most so many,
+# and along so many random directions.
+AXES, RANDOM = 4, 3
 # A fall of so many times ε·(1 + the way) is explained.
 EXPLAINED = 2.0
 # Steps of a lower level's solution at each place, unless less is asked for.
@@ -170,12 +169,14 @@ def _way(there: Point, here: Point) -> Array:
 
 
 def _directions(x: Tree, slope: Tree) -> Tree:
-    """Unit vectors, stacked: down the slope and up, and random ones in pairs."""
-    size = sum(leaf.size for leaf in jax.tree.leaves(x))
-    keys = jax.random.split(jax.random.key(0), PAIRS)
-    steep = trees.norm(slope)
-    down = lambda g, r: jnp.where(steep > 0, -g / jnp.where(steep > 0, steep, 1), r)
-    first = jax.tree.map(down, slope, random_unit(x, keys[0]))
-    units = [first, *(random_unit(x, key) for key in keys[1 : min(PAIRS, size)])]
-    both = [signed for unit in units for signed in (unit, trees.scale(-1, unit))]
-    return jax.tree.map(lambda *parts: jnp.stack(parts), *both)
+    """Unit vectors, stacked: down the slope and up, along axes and at random, both ways each."""
+    layout = trees.Layout.of(x)
+    g, size = layout.ravel(slope), sum(leaf.size for leaf in jax.tree.leaves(x))
+    axes = np.eye(size)[: size if size <= AXES else 0]
+    drawn = np.random.default_rng(0).normal(size=(RANDOM, size))
+    drawn = drawn / np.maximum(np.linalg.norm(drawn, axis=1, keepdims=True), 1e-300)
+    known = jnp.asarray(np.concatenate([axes, drawn]) if size > 1 else np.ones((1, size)), g.dtype)
+    steep = trees.norm(g)
+    down = jnp.where(steep > 0, -g / jnp.where(steep > 0, steep, 1), known[0])
+    units = jnp.concatenate([down[None], known]) if size > 1 else known
+    return jax.vmap(layout.unravel)(jnp.concatenate([units, -units]))

@@ -310,10 +310,10 @@ class ConstrainedKKT(Definition):
         upper = tuple(problem.called(name, x, y) for name in CONSTRAINTS[2:])
         low, high = _feasibility(lower, dtype), _feasibility(upper, dtype)
         rho = jnp.asarray(point.rho, dtype)
-        price = rho * trees.norm((lam, nu)) + trees.norm((m.lam, m.nu))
-        own_price = trees.norm((m.upper_lam, m.upper_nu))
-        objective = problem.smooth_upper(x, y) + problem.x.value(x)
-        objective += rho * gap + price.astype(dtype) * low + own_price.astype(dtype) * high
+        price = lambda *multipliers: trees.norm(multipliers).astype(dtype)
+        objective = problem.smooth_upper(x, y) + problem.x.value(x) + rho * gap
+        objective += (rho * price(lam, nu) + price(m.lam, m.nu)) * low
+        objective += price(m.upper_lam, m.upper_nu) * high
         trifle = TRIFLE * epsilon
         fits = (low <= trifle) & (high <= trifle)
         return Answer(Point(x=x, y=y), jnp.where(fits, objective, jnp.inf))

@@ -34,7 +34,7 @@ EXACTER = 0.01
 # By how much ρ grows where a run has come back to a point that it had left.
 STEEPER = 10.0
 # Steps at each place around a certified point: as many as cost little, or as the run has taken.
-LOOKS, LITTLE, LEAST_STEPS, MOST_STEPS = 24, 20_000_000, 100, 2_000
+LOOKS, LITTLE, LEAST_STEPS, MOST_STEPS = 30, 20_000_000, 100, 2_000
 
 
 @dataclasses.dataclass(frozen=True)

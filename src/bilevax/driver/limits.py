@@ -50,3 +50,8 @@ class Limits:
         from jax.experimental.multihost_utils import broadcast_one_to_all
 
         return bool(broadcast_one_to_all(np.asarray(late)))
+
+
+def is_true(answer: Any) -> bool:
+    """Whether a callback returned True, of whatever library; None and other answers go on."""
+    return np.ndim(answer) == 0 and np.asarray(answer).dtype == bool and bool(answer)

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from bilevax.driver import schedule, sentences
 from bilevax.driver.checkpoint import RunState, check_same_run, fingerprint, load, save_or_warn
 from bilevax.driver.judging import Judge, Verdicts
-from bilevax.driver.limits import Clock, Limits
+from bilevax.driver.limits import Clock, Limits, is_true
 from bilevax.driver.nonfinite import where_not_finite
-from bilevax.driver.pieces import Piece, compile_first, is_quick, next_steps
-from bilevax.driver.solution import History, Solution, Status
+from bilevax.driver.pieces import Piece, compile_first, is_quick, next_steps, refilled
+from bilevax.driver.runaway import runaway
+from bilevax.driver.solution import Solution, Status
 from bilevax.problems import Point
 from bilevax.progress import Progress
 from bilevax.solvers.base import Solver, Task, initial
@@ -50,7 +50,8 @@ class Run:
         self.earlier, self.piece, self.refused = 0, schedule.LEAST_PIECE, ""
         self.fell_back_at: int | None = None
         begun = time.perf_counter()
-        self.state = self._refilled(self.solver, initial(self.solver, task.problem, task.start))
+        state = initial(self.solver, task.problem, task.start)
+        self.state = refilled(self.solver, task.problem, state)
         compile_first(self.solver, task.problem, self.state, judge)
         self.verdicts = Verdicts(judge, self._compiled().point)
         self.compile_seconds = time.perf_counter() - begun
@@ -94,7 +95,8 @@ class Run:
             return self._not_finite()
         before, done = self.gradients, bool(piece.done)
         self.state = piece.state
-        self.state = self._refilled(self.solver, piece.state)  # may fail: what was done stays
+        # This may fail: what was done stays.
+        self.state = refilled(self.solver, self.task.problem, piece.state)
         self.piece = schedule.next_piece(self.piece, self.gradients - before, seconds)
         self._show()
         reached = self.gradients + self.solver.gradients_per_step > self._mark
@@ -111,13 +113,15 @@ class Run:
         self._show()
         if self.checkpoint is not None:
             save_or_warn(self.checkpoint, self.snapshot())
-        stop = self.callback is not None and _is_true(self.callback(self.solution(RUNNING)))
+        stop = self.callback is not None and is_true(self.callback(self.solution(RUNNING)))
         if holds and (status := self._concluded()) is not None:
             return status
         if holds:
             return None
         if stop:
             return sentences.interrupted(self.summary, "Stopped by the callback.")
+        if away := runaway(self.task.problem, self.task.start, piece.point):
+            return sentences.unbounded(self.summary, away)
         no_room = self.gradients + self.solver.gradients_per_step > self.limits.most
         late, stalled = self.limits.late(self.clock), self._stalled()
         if (done or stalled) and not (no_room or late) and self._fall_back():
@@ -218,7 +222,8 @@ class Run:
         self.fell_back_at = at
 
     def _begin_anew(self, solver: Solver, start: Point) -> None:
-        state = self._refilled(solver, initial(solver, self.task.problem, start))
+        problem = self.task.problem
+        state = refilled(solver, problem, initial(solver, problem, start))
         # All at once: an interruption before this leaves the run as it was.
         self.earlier, self.solver, self.state = self.gradients, solver, state
 
@@ -227,6 +232,8 @@ class Run:
         problem, last = self.verdicts.judge.problem, self._steps(at)
         where, last = where_not_finite(problem, self._steps, last, at, broken)
         self.state = last.state
+        if away := runaway(self.task.problem, self.task.start, last.point):
+            return sentences.unbounded(self.summary, away)
         return sentences.not_finite(self.summary, where)
 
     @property
@@ -240,13 +247,6 @@ class Run:
     def _compiled(self) -> Piece:
         """A piece without a step: what it takes is compilation."""
         return jax.block_until_ready(self._steps(self.gradients))
-
-    def _refilled(self, solver: Solver, state: Any) -> Any:
-        """With samples from the host for the steps to come, if the data are there."""
-        stream = solver.stream(state)
-        if stream is None:
-            return state
-        return solver.with_stream(state, self.task.problem.data.refilled(stream))
 
     def _show(self) -> None:
         self.bar.show(self.gradients, ε=f"{self.verdicts.certificate.epsilon:.3g}")
@@ -302,24 +302,11 @@ class Run:
 
     def solution(self, status: Status) -> Solution:
         """What the run returns if it ends now."""
-        state = self.snapshot()
-        columns = {name: np.asarray(column) for name, column in state.history.items()}
-        return Solution(
-            status=status,
-            point=state.best,
-            certificate=self.verdicts.certificate,
-            tolerance=self.task.tolerance,
-            relative_tolerance=self.task.relative,
+        return Solution.of(
+            self.snapshot(),
+            status,
+            self.verdicts.certificate,
+            self.task,
             gradients=self.gradients,
-            check_gradients=state.check_gradients,
-            seconds=state.seconds,
             compile_seconds=self.compile_seconds,
-            history=History(columns),
-            solver=self.solver.part,
-            state=state,
         )
-
-
-def _is_true(answer: Any) -> bool:
-    """Whether a callback returned True, of whatever library; None and other answers go on."""
-    return np.ndim(answer) == 0 and np.asarray(answer).dtype == bool and bool(answer)

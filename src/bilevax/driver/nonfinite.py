@@ -33,12 +33,18 @@ def where_not_finite(
     after = f"after {low:,} gradients"
     if culprit:
         return f"{culprit} {after}, at {point}", last
-    names = " or ".join(call.name for call in problem.calls(point))
+    names = " and ".join(call.name for call in problem.calls(point))
     return (
-        f"a gradient of {names} is not finite {after}, near {point}. Methods evaluate "
-        "gradients a little outside the domain too; the functions must be smooth there",
+        f"{names} and their gradients are finite {after}, near {point}, but the numbers of the "
+        f"method are not. It evaluates gradients a little outside the domain too, where the "
+        f"functions must be smooth; and it multiplies them, which {_dtype(point)} may have no "
+        "room for: scale the functions down, or use float64",
         last,
     )
+
+
+def _dtype(point: Point) -> str:
+    return jax.numpy.dtype(trees.dtype_of(point.replace(rho=None))).name
 
 
 def _culprit(problem: Form, point: Point) -> str | None:

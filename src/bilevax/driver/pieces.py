@@ -67,3 +67,9 @@ def compile_first(solver: Solver, problem: Any, state: Any, judge: Judge) -> Non
     point = jax.tree.map(lambda shape: np.zeros(shape.shape, shape.dtype), shapes)
     compile_judge(judge.problem, point, judge.relative > 0)
     ahead.result()
+
+
+def refilled(solver: Solver, problem: Any, state: Any) -> Any:
+    """A state with samples from the host for the steps to come, if the data are there."""
+    stream = solver.stream(state)
+    return state if stream is None else solver.with_stream(state, problem.data.refilled(stream))

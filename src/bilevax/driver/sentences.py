@@ -115,6 +115,16 @@ def not_finite(run: Summary, where: str) -> Status:
     return Status("not finite", f"Not finite: {where}. {run.so_far}")
 
 
+def unbounded(run: Summary, where: str) -> Status:
+    return Status(
+        "unbounded",
+        f"Unbounded: {where} after {run.gradients:,} gradients. The objective seems to fall "
+        "without end that way; give this block a bounded domain, such as Box(-R, R), or another "
+        "start. "
+        f"{run.so_far}",
+    )
+
+
 def cannot_follow(method: Solver | None, error: Exception) -> str:
     """Why the method that follows by default could not."""
     return f" {_name(method)} cannot take over: {error}."

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from bilevax.driver.checkpoint import RunState
+    from bilevax.solvers.base import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Status:
 
     CODES = (
         *("certified", "withdrawn", "budget spent", "not finite"),
-        *("stalled", "interrupted", "running"),
+        *("unbounded", "stalled", "interrupted", "running"),
     )
 
     def __post_init__(self):
@@ -116,6 +117,34 @@ class Solution:
     history: History
     solver: Any
     state: RunState
+
+    @classmethod
+    def of(
+        cls,
+        state: RunState,
+        status: Status,
+        certificate: Certificate,
+        task: Task,
+        *,
+        gradients: int,
+        compile_seconds: float,
+    ) -> Solution:
+        """What a run returns that ends in this state."""
+        columns = {name: np.asarray(column) for name, column in state.history.items()}
+        return cls(
+            status=status,
+            point=state.best,
+            certificate=certificate,
+            tolerance=task.tolerance,
+            relative_tolerance=task.relative,
+            gradients=gradients,
+            check_gradients=state.check_gradients,
+            seconds=state.seconds,
+            compile_seconds=compile_seconds,
+            history=History(columns),
+            solver=state.solver.part,
+            state=state,
+        )
 
     @property
     def certified(self) -> bool:

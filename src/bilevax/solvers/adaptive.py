@@ -38,7 +38,7 @@ AT_A_TIME = 16
 # What may be due after a step.
 NOTHING, RESTART, CONCLUDE, BEGIN = range(4)
 # Largest step·‖F(u) − F(w)‖/‖u − w‖ at which an extragradient step is taken, and how steps grow.
-RATIO, GROW, SHRINK = 0.95, 1.05, 0.65
+RATIO, GROW, SHRINK, OVERFLOW = 0.95, 1.05, 0.65, 0.05
 # A subproblem is solved until its residual is this share of the proximal term's gradient, or of its
 # first residual, or until it has taken this share of all gradients so far, and at least so many.
 INNER_SHARE, INNER_FALL, INNER_GRADIENTS, INNER_LEAST = 0.3, 0.05, 0.25, 400
@@ -352,16 +352,21 @@ def _move(
     moved, turned = half - s.iterate, there - here
     left = (base - half) / length + turned  # of the subproblem: an element of its operator at half
     rounded = jnp.abs(there) + weights * (jnp.abs(s.iterate) + jnp.abs(s.center))
-    # All sums in one, which is several times as fast as one after the other.
-    squares = [moved**2 / metric, metric * turned**2, metric * rounded**2]
-    squares += [measure * left**2, measure * pull**2, measure * bare**2]
-    sums = jnp.sum(jnp.stack([turned * moved, *squares]), axis=1)
+    # All sums in one, which is several times as fast as one after the other; and roots before
+    # squares, which would overflow for slopes that are no larger than they may be.
+    root, measured = jnp.sqrt(metric), jnp.sqrt(measure)
+    lengths = [moved / root, root * turned, root * rounded]
+    lengths += [measured * left, measured * pull, measured * bare]
+    sums = jnp.sum(jnp.stack([turned * moved, *(v * v for v in lengths)]), axis=1)
     turning, (distance, turn, rough, residual, pulling, slope) = sums[0], jnp.sqrt(sums[1:])
     lipschitz = turn / jnp.where(distance > 0, distance, 1)
     eps = jnp.finfo(half.dtype).eps
     # Not «≤ fails»: NaN must take the step, so that it is seen.
     too_long = s.step_size * turn > RATIO * distance * (1 + 64 * eps)
     within = RATIO / jnp.where(lipschitz > 0, lipschitz, 1)
+    # A slope so large that its square overflows says only that the step was far too long.
+    overflows = jnp.isinf(turn) & jnp.isfinite(turning)
+    shorter = jnp.where(overflows, OVERFLOW * s.step_size, SHRINK * within)
     longer = GROW * s.step_size
     longer = jnp.where(lipschitz > 0, jnp.minimum(longer, jnp.maximum(within, s.step_size)), longer)
     # Monotone? If not, the proximal weights are too small.
@@ -375,7 +380,7 @@ def _move(
         half=taken(half, s.half),
         slope=taken(bare, s.slope),
         residual=taken(residual, s.residual),
-        step_size=jnp.where(too_long, SHRINK * within, longer),
+        step_size=jnp.where(too_long, shorter, longer),
         boost=jnp.where(bent, BOOST * s.boost, s.boost),
         weights=jnp.where(bent, BOOST * s.weights, s.weights),
         since=taken(s.since + 1, s.since),
@@ -417,7 +422,7 @@ def _restart(s: AdaptiveState) -> AdaptiveState:
         s,
         iterate=s.half,
         anchor=s.half,
-        reach=renewed(s.reach, jnp.sqrt(s.blocks.squares(s.half - s.anchor))),
+        reach=renewed(s.reach, s.blocks.lengths(s.half - s.anchor)),
         event=jnp.full_like(s.event, NOTHING),
         since=jnp.zeros_like(s.since),
     )
@@ -432,7 +437,7 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     return dataclasses.replace(
         s,
         center=_shifted(problem, s, 1 / times),
-        reach=renewed(s.reach, jnp.sqrt(s.blocks.squares(s.half - s.anchor))),
+        reach=renewed(s.reach, s.blocks.lengths(s.half - s.anchor)),
         continuation=continuation,
         boost=jnp.maximum(1, 0.9 * s.boost),
         probing=jnp.where(stale, rounds, 0).astype(s.probing.dtype),
@@ -469,7 +474,7 @@ def _seen(problem: BilevelProblem, s: AdaptiveState) -> Seen:
     # y2's residual counts for the certificate, not for ρ: while y2 is held fast it says only that.
     telling = jnp.where(jnp.arange(6) != Y2, lines, 0)
     # How much of the gap the residual may explain: what it could change P by over the way so far.
-    came = jnp.sqrt(s.blocks.squares(s.half - s.origin))
+    came = s.blocks.lengths(s.half - s.origin)
     # The slopes in (z1, z2) are those of −ρ·f~ and ρ·f~ there: what bounds the gap.
     x1, y1, y2, _, z1, z2 = parts
     of_y1 = at_both(problem.y1.value, (y1,), (z1,))

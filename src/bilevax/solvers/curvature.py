@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from bilevax import trees
 from bilevax.trees import Layout, Tree
 
 # The six blocks of the penalty problem: (x1, y1, y2) are minimised over, (x2, z1, z2) maximised.
@@ -54,12 +55,12 @@ class Blocks:
             [jnp.full(size, per_block[b]) for b, size in enumerate(self.sizes) if size]
         )
 
-    def squares(self, v: Array) -> Array:
-        """‖v_b‖² for each block."""
+    def lengths(self, v: Array) -> Array:
+        """‖v_b‖ for each block."""
         # Slices, not a segment sum: that is a scatter, which a CPU does one entry at a time.
         ends = np.cumsum(self.sizes)
         parts = [v[end - size : end] for end, size in zip(ends, self.sizes)]
-        return jnp.stack([jnp.sum(part * part) for part in parts])
+        return jnp.stack([trees.norm(part) for part in parts])
 
 
 class Curvature(eqx.Module):
@@ -80,7 +81,7 @@ class Curvature(eqx.Module):
     def unknown(cls, blocks: Blocks, like: Array) -> Curvature:
         dtype = like.dtype
         drawn = jax.random.normal(jax.random.key(0), (1 + len(PAIRS), like.size), dtype)
-        drawn = drawn / jax.vmap(lambda v: blocks.spread(jnp.sqrt(blocks.squares(v))))(drawn)
+        drawn = drawn / jax.vmap(lambda v: blocks.spread(blocks.lengths(v)))(drawn)
         zeros, several = jnp.zeros_like(like), jnp.zeros(LANCZOS, dtype)
         return cls(
             columns=jnp.zeros((6, 6), dtype),
@@ -131,7 +132,7 @@ class Curvature(eqx.Module):
     ) -> Curvature:
         """Power iteration on all that a block is coupled to: u = ∂²P·v, then v ← (∂²P·u)_b."""
         forth = phase == 0
-        lengths = jnp.sqrt(blocks.squares(bent))
+        lengths = blocks.lengths(bent)
         back, _ = _unit(jnp.where(mine, bent, 0), jnp.where(mine, self.column_vectors, 0))
         return dataclasses.replace(
             self,
@@ -175,7 +176,7 @@ class Curvature(eqx.Module):
 
         def least() -> Array:
             matrix = jnp.diag(diagonal) + jnp.diag(beside[:-1], 1) + jnp.diag(beside[:-1], -1)
-            return self.least.at[block].set(jnp.linalg.eigvalsh(matrix)[0])
+            return self.least.at[block].set(_least_eigenvalue(matrix))
 
         return dataclasses.replace(
             self,
@@ -200,7 +201,7 @@ class Curvature(eqx.Module):
         """
         K = self._least_curvatures()
         scaled = K * travel[:, None] * travel[None, :]
-        omega = jnp.maximum(-jnp.linalg.eigvalsh(scaled)[0], 0)
+        omega = jnp.maximum(-_least_eigenvalue(scaled), 0)
         W = list(SAFETY * omega / travel**2)
         trifle = 1e-12 * jnp.max(jnp.abs(K)) + jnp.finfo(K.dtype).tiny
         for b in (Y1, X1, Y2):
@@ -210,9 +211,11 @@ class Curvature(eqx.Module):
             mi, mj, mij = K[i, i] + W[i] + trifle, K[j, j] + W[j] + trifle, K[i, j]
             larger = lambda a, b, second=mj > mi: (jnp.where(second, b, a), jnp.where(second, a, b))
             (first, other), (s1, s2) = larger(mi, mj), larger(K[b, i], K[b, j])
-            rest = other - mij**2 / first
-            left = s2 - mij * s1 / first
-            needed = s1**2 / first + left**2 / jnp.where(rest == 0, trifle, rest) - K[b, b]
+            rest = other - mij * (mij / first)
+            left = s2 - mij * (s1 / first)
+            needed = (
+                s1 * (s1 / first) + left * (left / jnp.where(rest == 0, trifle, rest)) - K[b, b]
+            )
             W[b] = jnp.clip(SAFETY * needed, 0, W[b])
         return jnp.stack(W)
 
@@ -238,7 +241,14 @@ def products(blocks: Blocks) -> tuple[tuple[int, int, int], ...]:
     return tuple(reversed(table))
 
 
+def _least_eigenvalue(matrix: Array) -> Array:
+    """Of a symmetric matrix; in units of its largest entry, whose square may overflow."""
+    largest = jnp.max(jnp.abs(matrix))
+    unit = jnp.where(largest > 0, largest, 1)
+    return unit * jnp.linalg.eigvalsh(matrix / unit)[0]
+
+
 def _unit(v: Array, instead: Array) -> tuple[Array, Array]:
     """v/‖v‖ and ‖v‖; where v is zero, `instead`."""
-    length = jnp.sqrt(jnp.vdot(v, v))
+    length = trees.norm(v)
     return jnp.where(length > 0, v / jnp.where(length > 0, length, 1), instead), length

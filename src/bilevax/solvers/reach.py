@@ -36,7 +36,8 @@ def evened(couplings: Array, lengths: Array) -> Array:
     """
 
     def even(_: Array, d: Array) -> Array:
-        rows = jnp.max(couplings * jnp.sqrt(d[:, None] * d[None, :]), axis=1)
+        root = jnp.sqrt(d)
+        rows = jnp.max(couplings * root[:, None] * root[None, :], axis=1)
         return jnp.where(rows > 0, d / jnp.where(rows > 0, rows, 1), d)
 
     return lax.fori_loop(0, 30, even, jnp.where(lengths > 0, lengths, 1) ** 2)
@@ -51,7 +52,7 @@ def lengths(reach: Array, couplings: Array) -> Array:
     """
     energy = reach * (couplings @ reach)
     energy = jnp.where(energy > 0, energy, UNCOUPLED * jnp.max(energy))
-    return jnp.where(energy > 0, reach**2 / jnp.where(energy > 0, energy, 1), 1)
+    return jnp.where(energy > 0, reach * (reach / jnp.where(energy > 0, energy, 1)), 1)
 
 
 def renewed(reach: Array, moved: Array) -> Array:
