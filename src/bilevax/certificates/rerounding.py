@@ -22,35 +22,17 @@ from jaxtyping import Array
 from bilevax.trees import Tree
 
 # Operations whose result is exact.
+# fmt: off
 EXACT = {
-    *(
-        "abs",
-        "argmax",
-        "argmin",
-        "broadcast_in_dim",
-        "ceil",
-        "clamp",
-        "concatenate",
-        "copy",
-        "copy_p",
-    ),
-    *("cummax", "cummin", "dynamic_slice", "dynamic_update_slice", "expand_dims", "floor"),
-    *(
-        "gather",
-        "imag",
-        "iota",
-        "max",
-        "min",
-        "neg",
-        "optimization_barrier",
-        "pad",
-        "real",
-        "reduce_max",
-    ),
-    *("reduce_min", "reduce_precision", "reshape", "rev", "round", "scatter"),
-    *("select_and_gather_add", "select_n", "sign", "slice", "sort", "split", "squeeze"),
-    *("stop_gradient", "transpose"),
+    "abs", "argmax", "argmin", "broadcast_in_dim", "ceil", "clamp", "concatenate", "copy",
+    "copy_p", "cummax", "cummin", "device_put", "dynamic_slice", "dynamic_update_slice",
+    "expand_dims", "floor", "gather", "imag", "iota", "max", "min", "neg",
+    "optimization_barrier", "pad", "real", "reduce_max", "reduce_min", "reduce_precision",
+    "reshape", "rev", "round", "scatter", "select_and_gather_add", "select_n",
+    "sharding_constraint", "sign", "slice", "sort", "split", "squeeze", "stack",
+    "stop_gradient", "tile", "top_k", "transpose", "unstack",
 }
+# fmt: on
 # Operations that are others by a name of their own: where the other ones are.
 INLINED = {
     "jit": "jaxpr",
@@ -59,6 +41,7 @@ INLINED = {
     "core_call": "call_jaxpr",
     "remat": "jaxpr",
     "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
@@ -94,17 +77,16 @@ class _Noise:
         known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments)))
         read = lambda v: v.val if isinstance(v, Literal) else known[v]
         for eqn in jaxpr.eqns:
-            results = self._results(eqn, [read(v) for v in eqn.invars])
+            results = self._results(jaxpr, eqn, [read(v) for v in eqn.invars])
             known.update(zip(eqn.outvars, results))
         return [read(v) for v in jaxpr.outvars]
 
-    def _results(self, eqn: Any, values: list[Any]) -> list[Any]:
+    def _results(self, jaxpr: Jaxpr, eqn: Any, values: list[Any]) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
         if name in INLINED and INLINED[name] in params:
             inner = params[INLINED[name]]
             closed = isinstance(inner, ClosedJaxpr)
-            jaxpr, consts = (inner.jaxpr, inner.consts) if closed else (inner, ())
-            return self.run(jaxpr, consts, values)
+            return self.run(*((inner.jaxpr, inner.consts) if closed else (inner, ())), values)
         if name == "scan":
             return self._scan(params, values)
         if name == "while":
@@ -113,7 +95,7 @@ class _Noise:
             index, *operands = values
             branch = lambda inner: lambda *v: self.run(inner.jaxpr, inner.consts, v)
             return lax.switch(index, [branch(b) for b in params["branches"]], *operands)
-        results = _applied(eqn, values)
+        results = _applied(jaxpr, eqn, values)
         return results if _is_exact(eqn) else [self._rounded(r) for r in results]
 
     def _scan(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
@@ -150,13 +132,14 @@ class _Noise:
         return result * (1 + jnp.finfo(dtype).eps * share.astype(dtype))
 
 
-def _applied(eqn: Any, values: list[Any]) -> list[Any]:
-    """An operation as it is."""
+def _applied(jaxpr: Jaxpr, eqn: Any, values: list[Any]) -> list[Any]:
+    """An operation of a function as it is."""
     if any(True for _ in jaxprs_in_params(eqn.params)):
         # One that holds others, of a kind that is not looked into: a program of this one alone.
         places = [v for v in eqn.invars if not isinstance(v, Literal)]
         given = [x for v, x in zip(eqn.invars, values) if not isinstance(v, Literal)]
-        alone = Jaxpr((), places, eqn.outvars, [eqn], eqn.effects)
+        parts = {"constvars": [], "invars": places, "outvars": eqn.outvars, "eqns": [eqn]}
+        alone = jaxpr.replace(**parts, effects=eqn.effects)
         return list(jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given))
     results = eqn.primitive.bind(*values, **eqn.params)
     return list(results) if eqn.primitive.multiple_results else [results]
