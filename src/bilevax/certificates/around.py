@@ -21,18 +21,22 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.problems import Form, Point
-from bilevax.programs import quick
+from bilevax.programs import entries, quick
 from bilevax.trees import Tree
 
 # How far x moves, in shares of 1 + ‖x‖ or of its domain's diameter if that is less.
 RADII = (1e-3, 1e-2, 1e-1)
+# Of a problem with more entries than this, fewer places are looked at: at two radii, and along one
+# random direction.
+SMALL, FEW_RADII, FEW_RANDOM = 1 << 16, RADII[1:], 1
 # Besides up and down the slope of the upper level: along the axes, if there are at most so many,
 # and along so many random directions.
 AXES, RANDOM = 4, 3
+PLACES = 30  # about
 # A fall of so many times ε·(1 + the way) is explained.
 EXPLAINED = 2.0
-# Steps of a lower level's solution at each place, unless less is asked for.
-STEPS = 2_000
+# Steps of a lower level's solution: as many as have in all this many entries to read, or so few.
+LITTLE, LEAST_STEPS, MOST_STEPS = 20_000_000, 50, 2_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,16 +82,17 @@ def look_around(
     point: Point,
     objective: float,
     epsilon: float,
-    steps: int = STEPS,
+    steps: int | None = None,
     share: float = 1.0,
 ) -> Around | None:
     """Look around a point with all its witnesses; None for a form that has no lower level.
 
-    At each place the lower level is solved in at most so many steps. With a `share`, places are
-    nearer by that.
+    At each place the lower level is solved in at most so many steps, by default as many as cost
+    little. With a `share`, places are nearer by that.
     """
     if definition.upper_block is None or not np.isfinite(epsilon):
         return None
+    steps = affordable_steps(problem, point) if steps is None else steps
     arguments = _arguments(definition, problem, point, (objective, epsilon, share), steps)
     seen = jax.device_get(_looks(*arguments))
     falls = seen.fall > 0
@@ -100,9 +105,15 @@ def look_around(
     )
 
 
+def affordable_steps(problem: Form, point: Point, taken: int = 0) -> int:
+    """How many steps at each place cost little, or no more than `taken` gradients in all."""
+    cheap = LITTLE // max(entries((problem, point)), 1)
+    return min(max(max(cheap, taken) // PLACES, LEAST_STEPS), MOST_STEPS)
+
+
 def compile_looks(definition: Any, problem: Form, point: Point) -> Future:
     """Compile, in a thread, what `look_around` runs."""
-    return _looks.ahead(*_arguments(definition, problem, point, (0.0, 1.0, 1.0), STEPS))
+    return _looks.ahead(*_arguments(definition, problem, point, (0.0, 1.0, 1.0), 1))
 
 
 def _arguments(
@@ -132,7 +143,9 @@ def _looks(
     steps: Array,
 ) -> _Seen:
     term, x = getattr(problem, definition.upper_block), getattr(point, definition.upper_block)
-    directions = _directions(x, definition.upper_slope(problem, point))
+    small = entries((problem, point)) <= SMALL
+    radii, count = (RADII, RANDOM) if small else (FEW_RADII, FEW_RANDOM)
+    directions = _directions(x, definition.upper_slope(problem, point), count)
     scale = share * jnp.minimum(1 + trees.norm(x), term.diameter(x))
     rounded = 64 * jnp.finfo(objective.dtype).eps * (1 + jnp.abs(objective))
     answer = lambda place: definition.answer(problem, point, place, epsilon, steps)
@@ -152,7 +165,7 @@ def _looks(
         return (jnp.maximum(fall, least), best), (away, answered)
 
     count = jax.tree.leaves(directions)[0].shape[0]
-    places = [(directions, jnp.full(count, radius, objective.dtype)) for radius in RADII]
+    places = [(directions, jnp.full(count, radius, objective.dtype)) for radius in radii]
     every = jax.tree.map(lambda *parts: jnp.concatenate(parts), *places)
     shapes = jax.eval_shape(lambda: answer(x).point)
     nowhere = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -168,12 +181,12 @@ def _way(there: Point, here: Point) -> Array:
     return trees.norm(apart)
 
 
-def _directions(x: Tree, slope: Tree) -> Tree:
+def _directions(x: Tree, slope: Tree, count: int) -> Tree:
     """Unit vectors, stacked: down the slope and up, along axes and at random, both ways each."""
     layout = trees.Layout.of(x)
     g, size = layout.ravel(slope), sum(leaf.size for leaf in jax.tree.leaves(x))
     axes = np.eye(size)[: size if size <= AXES else 0]
-    drawn = np.random.default_rng(0).normal(size=(RANDOM, size))
+    drawn = np.random.default_rng(0).normal(size=(count, size))
     drawn = drawn / np.maximum(np.linalg.norm(drawn, axis=1, keepdims=True), 1e-300)
     known = jnp.asarray(np.concatenate([axes, drawn]) if size > 1 else np.ones((1, size)), g.dtype)
     steep = trees.norm(g)

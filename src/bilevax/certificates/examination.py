@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from bilevax.certificates.around import STEPS, compile_looks, look_around
+from bilevax.certificates.around import compile_looks, look_around
 from bilevax.certificates.breaches import breach_of, compile_breaches
 from bilevax.certificates.certificate import Certificate
 from bilevax.certificates.definition import definition_of
@@ -19,7 +19,7 @@ def examined(
     *,
     epsilon: float = 0.0,
     look: bool = True,
-    steps: int = STEPS,
+    steps: int | None = None,
 ) -> Certificate:
     """The certificate of a point with all its witnesses, and what was found against it.
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from bilevax.certificates import Certificate, judge
-from bilevax.certificates.around import look_around
+from bilevax.certificates.around import affordable_steps, look_around
 from bilevax.certificates.definition import definition_of
 from bilevax.certificates.examination import compile_examination, examined
 from bilevax.certificates.rounding import TIMES, times
@@ -24,17 +24,16 @@ from bilevax.certificates.sampled import (
 )
 from bilevax.driver.checkpoint import RunState
 from bilevax.problems import Form, Point
-from bilevax.programs import entries
 from bilevax.solvers.base import Task
 
+# How often a run leaves a certified point from which F falls.
+WITHDRAWALS = 8
 # How often a run that leaves a point looks around anew, on its way to where F falls no more.
 DOWNHILL, NEARER, LEAST_SHARE = 40, 10.0, 1e-4
 # And how exactly, as a share of ε.
 EXACTER = 0.01
 # By how much ρ grows where a run has come back to a point that it had left.
 STEEPER = 10.0
-# Steps at each place around a certified point: as many as cost little, or as the run has taken.
-LOOKS, LITTLE, LEAST_STEPS, MOST_STEPS = 30, 20_000_000, 100, 2_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Judge:
     """`problem` is the stated one with all samples, or with the mean over `batches` of them.
 
     `cost` is what a check takes, in gradients of one minibatch, and `weight` what it counts for
-    where checks are spared: the repeats of a small problem are nothing that a run has to wait for.
+    where checks are spared: the repeats of a small problem cost nothing that a run would notice.
     """
 
     stated: Form
@@ -63,7 +62,8 @@ class Judge:
             each = _minibatches(stated.data)
         repeats = times(known, task.start)
         cost = math.ceil((1 + repeats + passes) * each)
-        weight = math.ceil((1 + min(repeats, TIMES) + passes) * each)
+        few = repeats if stated.sampled else min(repeats, TIMES)
+        weight = math.ceil((1 + few + passes) * each)
         return cls(stated, known, batches, cost, weight, task.tolerance, task.relative)
 
     @property
@@ -105,15 +105,14 @@ class Judge:
         """
         if not self.exact:
             return certificate
+        options = {"epsilon": self._claimed(certificate), "look": look}
         steps = self.steps(point, gradients)
-        options = {"epsilon": self._claimed(certificate), "look": look, "steps": steps}
-        return examined(self.problem, point, certificate, **options)
+        return examined(self.problem, point, certificate, steps=steps, **options)
 
     def steps(self, point: Point, gradients: int) -> int:
         """How many steps a lower level's solution around a point may take."""
-        cheap = LITTLE // (LOOKS * max(entries((self.problem, point)), 1))
-        taken = gradients * (1 + TIMES) // (self.weight * LOOKS)
-        return min(max(cheap, taken, LEAST_STEPS), MOST_STEPS)
+        taken = int(gradients * (1 + TIMES) / self.weight)
+        return affordable_steps(self.problem, point, taken)
 
     def _claimed(self, certificate: Certificate) -> float:
         allowed = certificate.allowed(self.tolerance, self.relative)
@@ -197,6 +196,12 @@ class Verdicts:
     def examine(self, gradients: int, look: bool) -> None:
         """Look for what can be said against the best point's certificate."""
         self.certificate = self.judge.examined(self.best, self.certificate, gradients, look)
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether F falls around the best point, and the run has not left too many like it."""
+        around = self.certificate.looked_around
+        return around is not None and around.falls and self.withdrawals < WITHDRAWALS
 
     def leave(self, gradients: int) -> Point:
         """Leave the best point, from which F falls, for where it falls to."""

@@ -26,8 +26,6 @@ from bilevax.progress import Progress
 from bilevax.solvers.base import Solver, Task, initial
 
 RUNNING = Status("running", "Still running.")
-# How often a run leaves a certified point from which F falls.
-WITHDRAWALS = 8
 
 
 class Run:
@@ -114,12 +112,11 @@ class Run:
         if self.checkpoint is not None:
             save_or_warn(self.checkpoint, self.snapshot())
         stop = self.callback is not None and is_true(self.callback(self.solution(RUNNING)))
-        if holds and (status := self._concluded()) is not None:
-            return status
-        if holds:
-            return None
-        if stop:
+        status = self._concluded() if holds else None
+        if status is None and stop:
             return sentences.interrupted(self.summary, "Stopped by the callback.")
+        if holds:
+            return status
         if away := runaway(self.task.problem, self.task.start, piece.point):
             return sentences.unbounded(self.summary, away)
         no_room = self.gradients + self.solver.gradients_per_step > self.limits.most
@@ -145,8 +142,7 @@ class Run:
         self.verdicts.examine(self.gradients, self.look_around)
         if self.verdicts.holds:
             return sentences.certified(self.summary)
-        around = self.verdicts.certificate.looked_around
-        if around is None or not around.falls or self.verdicts.withdrawals >= WITHDRAWALS:
+        if not self.verdicts.may_leave:
             return sentences.withdrawn(self.summary)
         start = self.verdicts.leave(self.gradients)
         task = dataclasses.replace(self.task, start=start)
@@ -254,16 +250,7 @@ class Run:
     @property
     def summary(self) -> sentences.Summary:
         """What the sentences about the run are made of."""
-        return sentences.Summary(
-            certificate=self.verdicts.certificate,
-            tolerance=self.task.tolerance,
-            relative=self.task.relative,
-            gradients=self.gradients,
-            method=self.solver.part,
-            first_method=self.asked.part,
-            fell_back_at=self.fell_back_at,
-            refused=self.refused,
-        )
+        return sentences.Summary.of(self)
 
     def snapshot(self) -> RunState:
         """Where the run stands."""

@@ -33,12 +33,11 @@ def where_not_finite(
     after = f"after {low:,} gradients"
     if culprit:
         return f"{culprit} {after}, at {point}", last
-    names = " and ".join(call.name for call in problem.calls(point))
+    names = " or ".join(call.name for call in problem.calls(point))
     return (
-        f"{names} and their gradients are finite {after}, near {point}, but the numbers of the "
-        f"method are not. It evaluates gradients a little outside the domain too, where the "
-        f"functions must be smooth; and it multiplies them, which {_dtype(point)} may have no "
-        "room for: scale the functions down, or use float64",
+        f"a gradient of {names}, or what the method makes of it, is not finite {after}, near "
+        f"{point}. Methods evaluate gradients a little outside the domain too, where the functions "
+        f"must be smooth, and multiply them by ρ, for which {_dtype(point)} must have room",
         last,
     )
 

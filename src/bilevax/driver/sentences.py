@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from bilevax.certificates import Certificate, SampledCertificate
 from bilevax.driver.schedule import STALL_SPAN
@@ -24,6 +25,20 @@ class Summary:
     fell_back_at: int | None = None
     # Why the method that follows by default could not.
     refused: str = ""
+
+    @classmethod
+    def of(cls, run: Any) -> Summary:
+        """That of a `Run`, as it stands."""
+        return cls(
+            certificate=run.verdicts.certificate,
+            tolerance=run.task.tolerance,
+            relative=run.task.relative,
+            gradients=run.gradients,
+            method=run.solver.part,
+            first_method=run.asked.part,
+            fell_back_at=run.fell_back_at,
+            refused=run.refused,
+        )
 
     @property
     def wanted(self) -> str:
