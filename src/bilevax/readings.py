@@ -10,11 +10,13 @@ objects. Of libraries, and of whatever is none of these, only the identity count
 from __future__ import annotations
 
 import argparse
+import collections
 import dis
 import functools
 import hashlib
 import sys
 import types
+from array import array as PlainArray
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,6 +144,11 @@ class _Reader:
             self.each(value, names, depth)
         elif isinstance(value, dict):
             self.items(value, names, depth)
+        elif isinstance(value, collections.deque):
+            self.each(list(value), names, depth)
+        elif isinstance(value, bytearray | memoryview | PlainArray):
+            self.write(type(value).__name__)
+            self.digest.update(bytes(value))
         elif isinstance(value, set | frozenset):
             self.write(sorted(map(repr, value)))
         elif isinstance(value, types.FunctionType):

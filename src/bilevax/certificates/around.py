@@ -31,8 +31,8 @@ RADII = (1e-3, 1e-2, 1e-1)
 SMALL, FEW_RADII, FEW_RANDOM = 1 << 16, RADII[1:], 1
 # Besides up and down the slope of the upper level: along the axes, if there are at most so many,
 # and along so many random directions.
-AXES, RANDOM = 4, 3
-PLACES = 30  # about
+AXES, RANDOM = 12, 3
+PLACES = 48  # about
 # A fall of so many times ε·(1 + the way) is explained.
 EXPLAINED = 2.0
 # Steps of a lower level's solution: as many as have in all this many entries to read, or so few.

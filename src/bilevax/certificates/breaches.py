@@ -29,6 +29,8 @@ from bilevax.trees import Tree
 # Points of the domain that are looked at: so many ways from where the bound was taken, each at
 # these shares of its length. A gradient that is wrong only there shows at the short ones.
 WAYS, SHARES = 10, (1.0, 0.3, 0.03, 1e-3)
+# And up to so many entries, by themselves, each to both ends of the domain and a part of the way.
+AXES, AXIS_SHARES = 64, (1.0, 0.1)
 # Roundings of the values that do not count as a breach.
 ROUNDINGS = 1024
 
@@ -83,21 +85,34 @@ def _breaches(
 def _worst(claim: Claim, allowed: Array) -> tuple[Array, Tree]:
     missed = _missed_affinity if claim.shape == "affine" else _missed_bound
     measure = missed(claim, allowed)
+    layout = trees.Layout.of(claim.at)
+    at = layout.ravel(claim.at)
     keys = jax.random.split(jax.random.key(0), WAYS)
-    far = lax.map(lambda key: sample_domain(claim.term, claim.at, key), keys)
-    places = [
-        jax.tree.map(lambda z, s, share=share: z + share * (s - z), _repeated(claim.at), far)
-        for share in SHARES
-    ]
-    every = jax.tree.map(lambda *parts: jnp.concatenate(parts), *places)
+    drawn = lax.map(lambda k: layout.ravel(sample_domain(claim.term, claim.at, k)), keys)
+    along = lax.map(lambda way: _end(claim, layout, way), _axes(claim, at))
+    places = [(drawn, share) for share in SHARES] + [(along, share) for share in AXIS_SHARES]
+    flat = jnp.concatenate([at[None] + share * (ends - at[None]) for ends, share in places])
+    every = jax.vmap(layout.unravel)(flat)
     shortfalls = lax.map(measure, every)
     shortfalls = jnp.where(jnp.isnan(shortfalls), -jnp.inf, shortfalls)
     worst = jnp.argmax(shortfalls)
     return shortfalls[worst], jax.tree.map(lambda part: part[worst], every)
 
 
-def _repeated(tree: Tree) -> Tree:
-    return jax.tree.map(lambda a: jnp.broadcast_to(a, (WAYS, *jnp.shape(a))), tree)
+def _axes(claim: Claim, at: Array) -> Array:
+    """Steps along entries by themselves, up and down, to the domain's end where it has one."""
+    chosen = np.random.default_rng(0).permutation(at.size)[:AXES]
+    diameter = claim.term.diameter(claim.at).astype(at.dtype)
+    reach = jnp.where(jnp.isfinite(diameter), diameter, 1 + jnp.max(jnp.abs(at), initial=0))
+    units = np.zeros((2 * chosen.size, at.size))
+    units[np.arange(chosen.size), chosen] = 1
+    units[chosen.size + np.arange(chosen.size), chosen] = -1
+    return reach * jnp.asarray(units, at.dtype)
+
+
+def _end(claim: Claim, layout: trees.Layout, way: Array) -> Array:
+    """Where a step from the claim's place ends in the domain."""
+    return layout.ravel(claim.term.project(layout.unravel(layout.ravel(claim.at) + way)))
 
 
 def _missed_bound(claim: Claim, allowed: Array) -> Callable[[Tree], Array]:

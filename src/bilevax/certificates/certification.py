@@ -48,9 +48,10 @@ def certify(
     true bound, but for a point without witnesses perhaps not the least.
 
     The lower level is also compared with what its class implies at a few dozen points of the
-    domain: a breach withdraws the certificate and names the function. And unless `look_around` is
-    False, it is solved again at a few x nearby: if F falls there by more than ε explains, the point
-    is ε-KKT and yet no candidate, `looked_around` says so, and `certified` is False.
+    domain: a breach withdraws the certificate and names the function. And it is solved again at a
+    few x nearby, unless `look_around` is False or only minibatches are looked at: if F falls there
+    by more than ε explains, the point is ε-KKT and yet no candidate, `looked_around` says so, and
+    `certified` is False.
 
     The point is judged where it is; it is not projected. Outside the domain ε is infinite.
 
@@ -94,5 +95,6 @@ def _sampled(
     drawn = drawn_batches(problem, 2 * count, key)
     half = lambda begin: jax.tree.map(lambda b: b[begin : begin + count], drawn)
     point = _with_witnesses(averaged(problem, half(0)), point, rho)
-    estimate = judge(averaged(problem, half(count)), point, sizes=True)
+    seen = averaged(problem, half(count))
+    estimate = examined(seen, point, judge(seen, point, sizes=True), look=False)
     return sampled_certificate(problem, point, half(count), estimate, confidence)

@@ -70,7 +70,7 @@ class KKT(Definition):
         below, lines["gap"], allowances["gap"] = gap_bounds(problem, parts, point)
         # Outside a domain, or where f itself is not a number, there is nothing to be close to.
         objective = parts.values[0] + terms["x1"] - terms.get("x2", 0)
-        inside = trees.all_finite(terms) & jnp.isfinite(objective)
+        inside = trees.all_finite(terms) & jnp.isfinite(objective) & (rho > 0)
         notes = {"gap_below": below, "rho": rho, "objective": objective}
         return bounded(lines, allowances, inside) | notes
 

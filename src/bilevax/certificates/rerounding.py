@@ -27,12 +27,28 @@ EXACT = {
     "abs", "argmax", "argmin", "broadcast_in_dim", "ceil", "clamp", "concatenate", "copy",
     "copy_p", "cummax", "cummin", "device_put", "dynamic_slice", "dynamic_update_slice",
     "expand_dims", "floor", "gather", "imag", "iota", "max", "min", "neg",
-    "optimization_barrier", "pad", "real", "reduce_max", "reduce_min", "reduce_precision",
+    "optimization_barrier", "pad", "real", "reduce_max", "reduce_min",
     "reshape", "rev", "round", "scatter", "select_and_gather_add", "select_n",
     "sharding_constraint", "sign", "slice", "sort", "split", "squeeze", "stack",
     "stop_gradient", "tile", "top_k", "transpose", "unstack",
 }
 # fmt: on
+# Operations that add up products or numbers: each of these is rounded, however little is left of
+# the sum. Which of their operands is moved, entry by entry; None for all that are not large, and at
+# least the smallest.
+SUMS = {
+    "dot_general": None,
+    "conv_general_dilated": None,
+    "reduce_sum": 0,
+    "cumsum": 0,
+    "cumlogsumexp": 0,
+    "reduce_window_sum": 0,
+    "reduce_prod": 0,
+    "cumprod": 0,
+    "scatter-add": 2,
+    "scatter_add": 2,
+    "fft": 0,
+}
 # Operations that are others by a name of their own: where the other ones are.
 INLINED = {
     "jit": "jaxpr",
@@ -46,8 +62,11 @@ INLINED = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
-# Random numbers are drawn once; each operation begins at another place among them.
-SPREAD = 1021
+# An operand of more entries than this is large.
+LARGE = 1 << 16
+# Random numbers are drawn once. Each operation begins at another place among so many, which no
+# simple rule takes it to; in a loop the place moves on.
+SPREAD, SCATTER, ONWARDS = 8191, 2_654_435_761, 1_299_709
 
 
 def rerounded(function: Callable[..., Tree], key: Array) -> Callable[..., Tree]:
@@ -71,7 +90,7 @@ class _Noise:
     def __init__(self, key: Array, size: int):
         far = jax.random.uniform(key, (size + SPREAD,), jnp.float32, -1.0, 1.0)
         self.pool = far + jnp.where(far < 0, -0.6, 0.6).astype(far.dtype)
-        self.count = 0
+        self.count, self.turn = 0, None
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments)))
@@ -95,6 +114,8 @@ class _Noise:
             index, *operands = values
             branch = lambda inner: lambda *v: self.run(inner.jaxpr, inner.consts, v)
             return lax.switch(index, [branch(b) for b in params["branches"]], *operands)
+        if name in SUMS:
+            values = self._moved(SUMS[name], values)
         results = _applied(jaxpr, eqn, values)
         return results if _is_exact(eqn) else [self._rounded(r) for r in results]
 
@@ -106,29 +127,49 @@ class _Noise:
             values[given + carried :],
         )
 
-        def body(carry: list, row: list) -> tuple[list, list]:
-            results = self.run(inner.jaxpr, inner.consts, [*consts, *carry, *row])
-            return results[:carried], results[carried:]
+        def body(carry: tuple[Array, list], row: list) -> tuple[tuple[Array, list], list]:
+            turn, state = carry
+            results = self._turned(turn, inner, [*consts, *state, *row])
+            return (turn + 1, results[:carried]), results[carried:]
 
         options = {name: params[name] for name in ("length", "reverse", "unroll")}
-        last, out = lax.scan(body, first, rows, **options)
+        (_, last), out = lax.scan(body, (jnp.uint32(0), first), rows, **options)
         return [*last, *out]
 
     def _while(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
         of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
         cond, body = params["cond_jaxpr"], params["body_jaxpr"]
         asked, given = values[:of_cond], values[of_cond : of_cond + of_body]
-        going = lambda s: jaxpr_as_fun(cond)(*asked, *s)[0]
-        onwards = lambda s: self.run(body.jaxpr, body.consts, [*given, *s])
-        return lax.while_loop(going, onwards, values[of_cond + of_body :])
+        going = lambda s: jaxpr_as_fun(cond)(*asked, *s[1])[0]
+        onwards = lambda s: (s[0] + 1, self._turned(s[0], body, [*given, *s[1]]))
+        return lax.while_loop(going, onwards, (jnp.uint32(0), values[of_cond + of_body :]))[1]
+
+    def _turned(self, turn: Array, inner: ClosedJaxpr, values: list[Any]) -> list[Any]:
+        """The body of a loop in one of its turns, which has random numbers of its own."""
+        outer = self.turn
+        self.turn = turn if outer is None else outer * jnp.uint32(31) + turn
+        results = self.run(inner.jaxpr, inner.consts, values)
+        self.turn = outer
+        return results
+
+    def _moved(self, which: int | None, values: list[Any]) -> list[Any]:
+        """The operands of a sum, with each entry of one or of some of them moved."""
+        sizes = [math.prod(jnp.shape(value)) for value in values]
+        moves = lambda k: sizes[k] <= max(LARGE, min(sizes)) if which is None else k == which
+        return [self._rounded(v) if moves(k) else v for k, v in enumerate(values)]
 
     def _rounded(self, result: Any) -> Any:
         dtype = jnp.result_type(result)
         if not jnp.issubdtype(dtype, jnp.inexact):
             return result
         self.count += 1
-        begin, size = 37 * self.count % SPREAD, math.prod(jnp.shape(result))
-        share = lax.slice(self.pool, (begin,), (begin + size,)).reshape(jnp.shape(result))
+        begin, size = self.count * SCATTER % SPREAD, math.prod(jnp.shape(result))
+        if self.turn is None:
+            share = lax.slice(self.pool, (begin,), (begin + size,))
+        else:
+            place = (jnp.uint32(begin) + self.turn * jnp.uint32(ONWARDS)) % jnp.uint32(SPREAD)
+            share = lax.dynamic_slice(self.pool, (place,), (size,))
+        share = share.reshape(jnp.shape(result))
         return result * (1 + jnp.finfo(dtype).eps * share.astype(dtype))
 
 
@@ -164,8 +205,8 @@ def _is_power_of_two(variable: Any) -> bool:
 
 
 def _largest(jaxpr: Jaxpr) -> int:
-    """The number of entries of the largest result of an operation."""
-    results = [v.aval for eqn in jaxpr.eqns for v in eqn.outvars]
+    """The number of entries of the largest result or operand of an operation."""
+    results = [v.aval for eqn in jaxpr.eqns for v in (*eqn.outvars, *eqn.invars)]
     own = [math.prod(getattr(aval, "shape", ())) for aval in results]
     inner = [_largest(sub) for eqn in jaxpr.eqns for sub in jaxprs_in_params(eqn.params)]
     return max([1, *own, *inner])

@@ -148,6 +148,8 @@ def sampled_certificate(
         batches=count,
         largest_share=max(_largest_share(*part) for part in parts),
         sizes=estimate.sizes,
+        allowances=estimate.allowances,
+        breach=estimate.breach,
     )
 
 

@@ -20,8 +20,8 @@ from bilevax.trees import Tree
 MAX_STEPS = 20_000
 # ρ is sought on a logarithmic grid, then on finer ones around the best: ε(ρ) is convex in ρ.
 RHO_RANGE = (-8.0, 12.0)
-RHO_GRID = 81
-RHO_ROUNDS = 6
+RHO_GRID = 17
+RHO_ROUNDS = 9
 
 
 class _Descent(NamedTuple):

@@ -107,12 +107,12 @@ class Run:
 
     def _check(self, piece: Piece, done: bool) -> Status | None:
         done &= not self._judge(piece)
-        holds = self.verdicts.confirm()  # before anyone is shown it
+        holds = self.verdicts.confirm()
+        status = self._concluded() if holds else None  # before anyone is shown it
         self._show()
         if self.checkpoint is not None:
             save_or_warn(self.checkpoint, self.snapshot())
         stop = self.callback is not None and is_true(self.callback(self.solution(RUNNING)))
-        status = self._concluded() if holds else None
         if status is None and stop:
             return sentences.interrupted(self.summary, "Stopped by the callback.")
         if holds:

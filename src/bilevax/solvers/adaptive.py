@@ -367,7 +367,7 @@ def _move(
     # A slope so large that its square overflows says only that the step was far too long.
     overflows = jnp.isinf(turn) & jnp.isfinite(turning)
     shorter = jnp.where(overflows, OVERFLOW * s.step_size, SHRINK * within)
-    longer = GROW * s.step_size
+    longer = jnp.where(distance > 0, GROW, 1) * s.step_size
     longer = jnp.where(lipschitz > 0, jnp.minimum(longer, jnp.maximum(within, s.step_size)), longer)
     # Monotone? If not, the proximal weights are too small.
     noise = eps * distance * (1e3 * turn + 64 * rough)

@@ -11,7 +11,16 @@ from jaxtyping import Array
 
 from bilevax.arguments import axis_or_none, finite, interval, non_negative, positive
 from bilevax.terms._term import Number, Scalar, Term, as_step, cast, parameter, scalar, tree_sum
-from bilevax.terms.sets import Box, Everywhere, Free, InBox, check_axis, check_broadcast, zero_if
+from bilevax.terms.sets import (
+    Box,
+    Everywhere,
+    Free,
+    InBox,
+    check_axis,
+    check_broadcast,
+    largest_or_one,
+    zero_if,
+)
 from bilevax.trees import Tree
 
 
@@ -22,9 +31,10 @@ def shortest(g: Array, low: Array, high: Array) -> Array:
 
 def safe_norm(x: Array, axis: int | None) -> Array:
     """Norms along `axis`, kept as an axis of length one; differentiable at zero."""
-    square = jnp.sum(x**2, axis=axis, keepdims=True)
+    unit = largest_or_one(x, axis)
+    square = jnp.sum((x / unit) ** 2, axis=axis, keepdims=True)
     zero = square == 0
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
+    return jnp.where(zero, 0, unit * jnp.sqrt(jnp.where(zero, 1, square)))
 
 
 class L1(InBox):

@@ -39,13 +39,24 @@ def zero_if(inside: Array, like: Array) -> Scalar:
     return lax.select(inside, zero, infinity)
 
 
+def largest_or_one(x: Array, axis: int | None) -> Array:
+    """The size of the largest entry along `axis`: in this unit no square vanishes or overflows.
+
+    It is kept as an axis of length one; 1 where all entries are zero, or one is not finite.
+    """
+    largest = lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True, initial=0))
+    return jnp.where((largest > 0) & jnp.isfinite(largest), largest, jnp.ones_like(largest))
+
+
 def positive_norm(x: Array, axis: int | None) -> Array:
     """Norms along `axis`, kept as an axis of length one; one number for the whole array.
 
     The norm of zero is a tiny number instead, with derivative 0: one may divide by it.
     """
-    square = jnp.sum(x * x, axis=axis, keepdims=axis is not None)
-    return lax.sqrt(lax.max(square, jnp.full_like(square, jnp.finfo(x.dtype).tiny)))
+    unit = largest_or_one(x, axis)
+    square = jnp.sum((x / unit) ** 2, axis=axis, keepdims=axis is not None)
+    tiny = jnp.full_like(square, jnp.finfo(x.dtype).tiny)
+    return unit.reshape(square.shape) * lax.sqrt(lax.max(square, tiny))
 
 
 def row_count(x: Array, axis: int | None) -> int:
