@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax.certificates.rerounding import rerounded
+from bilevax.certificates.rerounding import Rerounding
 from bilevax.terms import Box, CappedSimplex, L1Ball, L2Ball, NonNegative, Ridge, Simplex
 
 A = jnp.asarray
@@ -94,10 +94,18 @@ def loops(x):
 
 
 def test_every_operation_is_rounded_anew():
-    results = [float(rerounded(loops, jax.random.key(k))(A(0.3))) for k in range(6)]
+    def rerounded(function, x, begin):
+        run = Rerounding(function, x)
+        return float(run(run.numbers(jax.random.key(0)), A(begin, jnp.uint32), x))
+
+    results = [rerounded(loops, A(0.3), k) for k in range(6)]
     assert 1e-9 < np.std(results) < 1e-6
     exact = lambda x: -jnp.max(jnp.reshape(jnp.stack([2.0 * x, x]), (1, 2)))
-    assert rerounded(exact, jax.random.key(0))(A(0.3)) == -0.6
+    assert rerounded(exact, A(0.3), 0) == -0.6
+    # Terms that cancel within one operation, and are all that there is of them.
+    large = A([1e17, 1.0, -1e17])
+    for whole in (jnp.sum, lambda v: v @ jnp.ones(3), lambda v: jnp.cumsum(v)[-1]):
+        assert np.std([rerounded(whole, large, k) for k in range(6)]) > 1
 
 
 # ---------------------------------------------------------------------------------------------

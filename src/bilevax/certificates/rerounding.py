@@ -66,31 +66,37 @@ INLINED = {
 LARGE = 1 << 16
 # Random numbers are drawn once. Each operation begins at another place among so many, which no
 # simple rule takes it to; in a loop the place moves on.
-SPREAD, SCATTER, ONWARDS = 8191, 2_654_435_761, 1_299_709
+SPREAD, SCATTER, ONWARDS = 4093, 2_654_435_761, 1_299_709
 
 
-def rerounded(function: Callable[..., Tree], key: Array) -> Callable[..., Tree]:
-    """The function with each of its operations rounded at random, for this key."""
+class Rerounding:
+    """A function that is traced once for some arguments, to be run with other roundings."""
 
-    def noisy(*arguments: Tree) -> Tree:
-        closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        noise = _Noise(key, _largest(closed.jaxpr))
-        values = noise.run(closed.jaxpr, closed.consts, jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(shape), values)
+    def __init__(self, function: Callable[..., Tree], *arguments: Tree):
+        self.traced, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        self.structure = jax.tree.structure(shape)
+        self.size = _largest(self.traced.jaxpr)
 
-    return noisy
+    def numbers(self, key: Array) -> Array:
+        """Random units, up or down, enough for the largest result of an operation.
+
+        None is so small that a result would stay as it is.
+        """
+        far = jax.random.uniform(key, (self.size + SPREAD,), jnp.float32, -1.0, 1.0)
+        return far + jnp.where(far < 0, -0.6, 0.6).astype(far.dtype)
+
+    def __call__(self, numbers: Array, begin: Array, *arguments: Tree) -> Tree:
+        """What the function returns, with roundings from there on among the numbers."""
+        run = _Run(numbers, begin)
+        values = run.run(self.traced.jaxpr, self.traced.consts, jax.tree.leaves(arguments))
+        return jax.tree.unflatten(self.structure, values)
 
 
-class _Noise:
-    """Random units, up or down, enough for the largest result of an operation.
+class _Run:
+    """One run of a traced function; `place` moves on in loops."""
 
-    None is so small that a result would stay as it is.
-    """
-
-    def __init__(self, key: Array, size: int):
-        far = jax.random.uniform(key, (size + SPREAD,), jnp.float32, -1.0, 1.0)
-        self.pool = far + jnp.where(far < 0, -0.6, 0.6).astype(far.dtype)
-        self.count, self.turn = 0, None
+    def __init__(self, numbers: Array, place: Array):
+        self.numbers, self.place, self.count = numbers, place.astype(jnp.uint32), 0
 
     def run(self, jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments)))
@@ -146,10 +152,10 @@ class _Noise:
 
     def _turned(self, turn: Array, inner: ClosedJaxpr, values: list[Any]) -> list[Any]:
         """The body of a loop in one of its turns, which has random numbers of its own."""
-        outer = self.turn
-        self.turn = turn if outer is None else outer * jnp.uint32(31) + turn
+        outer = self.place
+        self.place = outer + (turn + jnp.uint32(1)) * jnp.uint32(ONWARDS)
         results = self.run(inner.jaxpr, inner.consts, values)
-        self.turn = outer
+        self.place = outer
         return results
 
     def _moved(self, which: int | None, values: list[Any]) -> list[Any]:
@@ -164,11 +170,8 @@ class _Noise:
             return result
         self.count += 1
         begin, size = self.count * SCATTER % SPREAD, math.prod(jnp.shape(result))
-        if self.turn is None:
-            share = lax.slice(self.pool, (begin,), (begin + size,))
-        else:
-            place = (jnp.uint32(begin) + self.turn * jnp.uint32(ONWARDS)) % jnp.uint32(SPREAD)
-            share = lax.dynamic_slice(self.pool, (place,), (size,))
+        place = (self.place + jnp.uint32(begin)) % jnp.uint32(SPREAD)
+        share = lax.dynamic_slice(self.numbers, (place,), (size,))
         share = share.reshape(jnp.shape(result))
         return result * (1 + jnp.finfo(dtype).eps * share.astype(dtype))
 

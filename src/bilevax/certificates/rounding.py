@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.certificates.rerounding import rerounded
+from bilevax.certificates.rerounding import Rerounding
 from bilevax.problems import Form, Point
 from bilevax.programs import entries
 from bilevax.trees import Tree
@@ -50,14 +50,19 @@ def rounding(
     size = lambda part: trees.norm(part).astype(dtype)
     known = parts(here)
 
+    arrays, rest = eqx.partition(problem.data, eqx.is_array)
+    with_data = lambda arrays: problem.on(eqx.combine(arrays, rest))
+    run = Rerounding(lambda arrays, p: evaluate(with_data(arrays), p), arrays, point)
+    of_numbers, of_times = jax.random.split(_key(point))
+    numbers = run.numbers(of_numbers)
+
     def change(key: Array) -> Array:
-        of_data, of_operations = jax.random.split(key)
-        moved = _with_data_moved(problem, of_data)
-        there = parts(rerounded(lambda p: evaluate(moved, p), of_operations)(point))
+        of_data, of_place = jax.random.split(key)
+        there = parts(run(numbers, jax.random.bits(of_place), _moved(arrays, of_data), point))
         return jnp.stack([size(trees.subtract(a, b)) for a, b in zip(known, there)])
 
     # One after the other, so that the data are copied once and not every time.
-    changes = lax.map(change, jax.random.split(_key(point), count))
+    changes = lax.map(change, jax.random.split(of_times, count))
     eps = float(jnp.finfo(dtype).eps)
     noise = [
         _allowed(entries(part) * count) * trees.norm(seen) / count**0.5 + eps * size(part)
@@ -91,12 +96,12 @@ def _word(leaf: Array) -> Array:
     return lax.bitcast_convert_type(jnp.asarray(leaf, jnp.float32), jnp.uint32)
 
 
-def _with_data_moved(problem: Any, key: Array) -> Any:
-    """The problem with the floating arrays of its data moved by up to half a unit each."""
-    floats, rest = eqx.partition(problem.data, eqx.is_inexact_array)
+def _moved(data: Tree, key: Array) -> Tree:
+    """Data with each number moved by up to half a unit in its last place."""
+    floats, rest = eqx.partition(data, eqx.is_inexact_array)
     leaves, structure = jax.tree.flatten(floats)
     if not 0 < sum(leaf.size for leaf in leaves) <= MOVABLE:
-        return problem
+        return data
     bits = jax.random.bits(key, (sum(leaf.size for leaf in leaves),), jnp.uint8)
     moved, begin = [], 0
     for leaf in leaves:
@@ -104,5 +109,4 @@ def _with_data_moved(problem: Any, key: Array) -> Any:
         half = (own / 256 - 0.5) * jnp.finfo(leaf.dtype).eps
         moved.append(leaf * (1 + half))
         begin += leaf.size
-    data = eqx.combine(jax.tree.unflatten(structure, moved), rest)
-    return eqx.tree_at(lambda p: p.data, problem, data)
+    return eqx.combine(jax.tree.unflatten(structure, moved), rest)
