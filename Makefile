@@ -61,6 +61,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/first_answer.py $(beside) --json benchmarks/results/first_answer.json
 	test -z "$(OTHER)" || $(BIN)/python benchmarks/same_path.py $(beside) --json benchmarks/results/same_path.json
 	$(BIN)/python benchmarks/exact_arithmetic.py --json benchmarks/results/exact_arithmetic.json
+	$(BIN)/python benchmarks/certifying.py $(beside) --json benchmarks/results/certifying.json
 	$(BIN)/python benchmarks/optfom_overhead.py --json benchmarks/results/optfom_overhead.json
 	$(BIN)/python benchmarks/library.py --json benchmarks/results/library.json
 	$(BIN)/python benchmarks/many.py --json benchmarks/results/many_cpu.json

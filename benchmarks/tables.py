@@ -295,6 +295,37 @@ def together() -> str:
 """
 
 
+def certifying() -> str:
+    record = read("certifying")
+    by_key = {(row["case"], row["version"]): row for row in record["certificates"]}
+    rows = []
+    for (name, version), this in by_key.items():
+        if version != "this":
+            continue
+        other = by_key.get((name, "other"), {})
+        cells = [name]
+        for measure in ("first", "again"):
+            ratio = f"{this[measure] / other[measure]:.2f}" if other else "–"
+            cells += [f"{this[measure]:.4f}", f"{other[measure]:.4f}" if other else "–", ratio]
+        rows.append([*cells, f"{this['first_look']:.3f}", f"{this['look']:.4f}"])
+    header = ["case", "first", "0.1.0", "ratio", "again", "0.1.0", "ratio", "first look", "look"]
+    solves = [
+        [r["case"], f"{r['solve']:.2f}", f"{r['looking']:.2f}", f"{r['looking'] / r['solve']:.2f}"]
+        for r in record["solves"]
+    ]
+    return f"""## What a certificate costs
+
+CPU seconds of `certify` for a point with its witnesses, in a process of its own: the first time,
+which is compilation, and again; beside 0.1.0. Looking around comes on top. `{record["command"]}`
+
+{table(header, rows)}
+
+What looking around adds to a solve in a fresh process, in CPU seconds:
+
+{table(["case", "solve", "looking", "ratio"], solves)}
+"""
+
+
 def suite() -> str:
     record = read("suite")
     rows = []
@@ -310,6 +341,7 @@ def suite() -> str:
         rows.append([o["name"], verdict, best["status"], *shown, f"{best['gradients']:,}"])
     reached = sum(o["reached"] for o in record["outcomes"])
     false = sum(o["false_certificates"] for o in record["outcomes"])
+    falls = sum(o.get("falls", 0) for o in record["outcomes"])
     header = ["problem", "", "status", "ε", "F", "best known", "gap", "gradients"]
     refusals = [f"- {o['name']}: {o['refused']}" for o in record["outcomes"] if o["refused"]]
     certified = lambda o: any(a["status"] == "certified" for a in o["attempts"])
@@ -320,7 +352,8 @@ def suite() -> str:
 The problems of a public suite (BASBLib, CC0) whose lower level is convex, each from several starts;
 the best attempt of each. `gap` comes from an independent, exact solve of the lower level at x.
 {reached} of {len(rows)} reach the best known F within 1e-2 relative with a gap of at most 1e-4;
-{false} false certificates. `{record["command"]}`
+{false} false certificates; {falls} certified points near which F falls, by other solvers of the
+lower level. `{record["command"]}`
 
 {table(header, rows)}
 
@@ -591,6 +624,7 @@ within one run do. Every number below is read from `results/` by `tables.py`.
         first_answer,
         same_path,
         exact_arithmetic,
+        certifying,
         *growing,
         adaptive_loop,
         inner,

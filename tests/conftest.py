@@ -7,6 +7,8 @@ from pathlib import Path
 import jax
 import pytest
 
+import bilevax as bx
+
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -36,3 +38,14 @@ def few_programs():
     yield
     if crowded():
         jax.clear_caches()
+
+
+# To look around a point takes two programs more, which most tests are not about.
+LOOKING = ("test_attacks", "test_readme", "test_bench_suite", "test_compilation", "test_cli")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def look_around_where_that_is_tested(request):
+    by_default = request.module.__name__.rpartition(".")[2] in LOOKING
+    for function in (bx.solve, bx.certify):
+        function.__kwdefaults__["look_around"] = by_default

@@ -22,15 +22,16 @@ from bilevax import trees
 from bilevax.certificates.gap import linear_excess
 from bilevax.problems import Form, Point
 from bilevax.problems.constants import sample_domain
-from bilevax.programs import quick
+from bilevax.programs import entries, quick
 from bilevax.terms import Term
 from bilevax.trees import Tree
 
 # Points of the domain that are looked at: so many ways from where the bound was taken, each at
 # these shares of its length. A gradient that is wrong only there shows at the short ones.
 WAYS, SHARES = 10, (1.0, 0.3, 0.03, 1e-3)
-# And up to so many entries, by themselves, each to both ends of the domain and a part of the way.
-AXES, AXIS_SHARES = 64, (1.0, 0.1)
+# And up to so many entries, by themselves, each to both ends of the domain and a part of the way;
+# fewer where a value takes long.
+AXES, FEW_AXES, SMALL, AXIS_SHARES = 64, 8, 1 << 16, (1.0, 0.1)
 # Roundings of the values that do not count as a breach.
 ROUNDINGS = 1024
 
@@ -79,40 +80,50 @@ def _breaches(
     definition: Any, problem: Form, point: Point, allowed: dict[str, Array]
 ) -> list[tuple[Array, Tree]]:
     """For every claim by how much it is missed at the worst point, beyond rounding, and where."""
-    return [_worst(claim, allowed[claim.line]) for claim in definition.claims(problem, point)]
+    axes = AXES if entries((problem, point)) <= SMALL else FEW_AXES
+    claims = definition.claims(problem, point)
+    return [_worst(claim, allowed[claim.line], axes) for claim in claims]
 
 
-def _worst(claim: Claim, allowed: Array) -> tuple[Array, Tree]:
+def _worst(claim: Claim, allowed: Array, axes: int) -> tuple[Array, Tree]:
     missed = _missed_affinity if claim.shape == "affine" else _missed_bound
     measure = missed(claim, allowed)
     layout = trees.Layout.of(claim.at)
     at = layout.ravel(claim.at)
-    keys = jax.random.split(jax.random.key(0), WAYS)
-    drawn = lax.map(lambda k: layout.ravel(sample_domain(claim.term, claim.at, k)), keys)
-    along = lax.map(lambda way: _end(claim, layout, way), _axes(claim, at))
-    places = [(drawn, share) for share in SHARES] + [(along, share) for share in AXIS_SHARES]
-    flat = jnp.concatenate([at[None] + share * (ends - at[None]) for ends, share in places])
-    every = jax.vmap(layout.unravel)(flat)
-    shortfalls = lax.map(measure, every)
-    shortfalls = jnp.where(jnp.isnan(shortfalls), -jnp.inf, shortfalls)
-    worst = jnp.argmax(shortfalls)
-    return shortfalls[worst], jax.tree.map(lambda part: part[worst], every)
-
-
-def _axes(claim: Claim, at: Array) -> Array:
-    """Steps along entries by themselves, up and down, to the domain's end where it has one."""
-    chosen = np.random.default_rng(0).permutation(at.size)[:AXES]
     diameter = claim.term.diameter(claim.at).astype(at.dtype)
     reach = jnp.where(jnp.isfinite(diameter), diameter, 1 + jnp.max(jnp.abs(at), initial=0))
-    units = np.zeros((2 * chosen.size, at.size))
-    units[np.arange(chosen.size), chosen] = 1
-    units[chosen.size + np.arange(chosen.size), chosen] = -1
-    return reach * jnp.asarray(units, at.dtype)
+
+    def between(end: Tree, share: Array) -> Tree:
+        return trees.combine(1 - share, claim.at, share, end)
+
+    def drawn(key: Array, share: Array) -> Tree:
+        return between(sample_domain(claim.term, claim.at, key), share)
+
+    def along(entry: Array, sign: Array, share: Array) -> Tree:
+        end = claim.term.project(layout.unravel(at.at[entry].add(sign * reach)))
+        return between(end, share)
+
+    # One place at a time: all of them together may be too many numbers.
+    chosen = np.random.default_rng(0).permutation(at.size)[:axes]
+    keys = jax.random.split(jax.random.key(0), WAYS)
+    number = lambda values: jnp.asarray(np.asarray(values), at.dtype)
+    shares = number(np.repeat(SHARES, WAYS))
+    entry, sign, share = (grid.ravel() for grid in np.meshgrid(chosen, (1, -1), AXIS_SHARES))
+    found = [_least(measure, drawn, (jnp.tile(keys, len(SHARES)), shares))]
+    if at.size:
+        found.append(_least(measure, along, (jnp.asarray(entry), number(sign), number(share))))
+    shortfalls = jnp.stack([shortfall for shortfall, _ in found])
+    first = jnp.argmax(shortfalls)
+    places = jax.tree.map(lambda *parts: jnp.stack(parts), *(place for _, place in found))
+    return shortfalls[first], jax.tree.map(lambda part: part[first], places)
 
 
-def _end(claim: Claim, layout: trees.Layout, way: Array) -> Array:
-    """Where a step from the claim's place ends in the domain."""
-    return layout.ravel(claim.term.project(layout.unravel(layout.ravel(claim.at) + way)))
+def _least(measure: Callable, place: Callable, every: tuple) -> tuple[Array, Tree]:
+    """The largest shortfall at places made of these arguments, and the place."""
+    shortfalls = lax.map(lambda arguments: measure(place(*arguments)), every)
+    shortfalls = jnp.where(jnp.isnan(shortfalls), -jnp.inf, shortfalls)
+    worst = jnp.argmax(shortfalls)
+    return shortfalls[worst], place(*(part[worst] for part in every))
 
 
 def _missed_bound(claim: Claim, allowed: Array) -> Callable[[Tree], Array]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from bilevax.certificates import Certificate, judge
-from bilevax.certificates.around import affordable_steps, look_around
+from bilevax.certificates.around import SMALL, affordable_steps, look_around
 from bilevax.certificates.definition import definition_of
 from bilevax.certificates.examination import compile_examination, examined
 from bilevax.certificates.rounding import TIMES, times
@@ -24,12 +24,14 @@ from bilevax.certificates.sampled import (
 )
 from bilevax.driver.checkpoint import RunState
 from bilevax.problems import Form, Point
+from bilevax.programs import entries
 from bilevax.solvers.base import Task
 
 # How often a run leaves a certified point from which F falls.
 WITHDRAWALS = 8
-# How often a run that leaves a point looks around anew, on its way to where F falls no more.
-DOWNHILL, NEARER, LEAST_SHARE = 40, 10.0, 1e-4
+# How often a run that leaves a point looks around anew, on its way to where F falls no more: a few
+# times where that takes long.
+DOWNHILL, FEW_DOWNHILL, NEARER, LEAST_SHARE = 40, 4, 10.0, 1e-4
 # And how exactly, as a share of ε.
 EXACTER = 0.01
 # By how much ρ grows where a run has come back to a point that it had left.
@@ -122,7 +124,8 @@ class Judge:
         """
         definition, epsilon = definition_of(self.problem), EXACTER * self._claimed(certificate)
         around, share, point = certificate.looked_around, 1.0, None
-        for _ in range(DOWNHILL):
+        small = entries((self.problem, self.stated)) <= SMALL
+        for _ in range(DOWNHILL if small else FEW_DOWNHILL):
             if around is not None and around.point is not None:
                 point = definition.with_witnesses(self.problem, around.point, rho)
             else:
