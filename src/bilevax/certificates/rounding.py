@@ -24,7 +24,7 @@ from bilevax.programs import entries
 from bilevax.trees import Tree
 
 # How often everything is computed again: many times where that costs nothing.
-TIMES, TIMES_IF_SMALL, SMALL = 3, 8, 1 << 16
+TIMES, TIMES_IF_SMALL, SMALL = 3, 12, 1 << 16
 # The share of numbers whose rounding may be larger than is allowed for, if it is like that seen;
 # and how many times as large the roundings made at random are as true ones.
 MISSES, LARGER = 5e-5, 7.0
@@ -64,10 +64,11 @@ def rounding(
     # One after the other, so that the data are copied once and not every time.
     changes = lax.map(change, jax.random.split(of_times, count))
     eps = float(jnp.finfo(dtype).eps)
-    noise = [
-        _allowed(entries(part) * count) * trees.norm(seen) / count**0.5 + eps * size(part)
-        for part, seen in zip(known, changes.T)
-    ]
+    noise = []
+    for part, seen in zip(known, changes.T):
+        usual = _allowed(entries(part) * count) * trees.norm(seen) / count**0.5
+        # And no less than was seen: where a slope jumps, changes are not normal.
+        noise.append(jnp.maximum(usual, jnp.max(seen)) + eps * size(part))
     return [jnp.where(jnp.isfinite(n), n, jnp.inf) for n in noise]
 
 
