@@ -82,8 +82,8 @@ class Rerounding:
 
         None is so small that a result would stay as it is.
         """
-        far = jax.random.uniform(key, (self.size + SPREAD,), jnp.float32, -1.0, 1.0)
-        return far + jnp.where(far < 0, -0.6, 0.6).astype(far.dtype)
+        far = jax.random.uniform(key, (self.size + SPREAD,), jnp.float32, -0.49, 0.49)
+        return far + jnp.where(far < 0, -0.51, 0.51).astype(far.dtype)
 
     def __call__(self, numbers: Array, begin: Array, *arguments: Tree) -> Tree:
         """What the function returns, with roundings from there on among the numbers."""

@@ -27,7 +27,7 @@ from bilevax.trees import Tree
 TIMES, TIMES_IF_SMALL, SMALL = 3, 12, 1 << 16
 # The share of numbers whose rounding may be larger than is allowed for, if it is like that seen;
 # and how many times as large the roundings made at random are as true ones.
-MISSES, LARGER = 5e-5, 7.0
+MISSES, LARGER = 5e-5, 5.0
 # Roundings that are allowed for where they are counted and not measured.
 FEW = 3
 # Data of more entries than this are not copied to be moved.
