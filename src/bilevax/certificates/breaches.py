@@ -28,10 +28,10 @@ from bilevax.trees import Tree
 
 # Points of the domain that are looked at: so many ways from where the bound was taken, each at
 # these shares of its length. A gradient that is wrong only there shows at the short ones.
-WAYS, SHARES = 10, (1.0, 0.3, 0.03, 1e-3)
+WAYS, FEW_WAYS, SHARES = 10, 2, (1.0, 0.3, 0.03, 1e-3)
 # And up to so many entries, by themselves, each to both ends of the domain and a part of the way;
 # fewer where a value takes long.
-AXES, FEW_AXES, SMALL, AXIS_SHARES = 64, 8, 1 << 16, (1.0, 0.1)
+AXES, FEW_AXES, SMALL, AXIS_SHARES = 64, 2, 1 << 16, (1.0, 0.1)
 # Roundings of the values that do not count as a breach.
 ROUNDINGS = 1024
 
@@ -80,12 +80,13 @@ def _breaches(
     definition: Any, problem: Form, point: Point, allowed: dict[str, Array]
 ) -> list[tuple[Array, Tree]]:
     """For every claim by how much it is missed at the worst point, beyond rounding, and where."""
-    axes = AXES if entries((problem, point)) <= SMALL else FEW_AXES
+    small = entries((problem, point)) <= SMALL
+    counts = (WAYS, AXES) if small else (FEW_WAYS, FEW_AXES)
     claims = definition.claims(problem, point)
-    return [_worst(claim, allowed[claim.line], axes) for claim in claims]
+    return [_worst(claim, allowed[claim.line], *counts) for claim in claims]
 
 
-def _worst(claim: Claim, allowed: Array, axes: int) -> tuple[Array, Tree]:
+def _worst(claim: Claim, allowed: Array, ways: int, axes: int) -> tuple[Array, Tree]:
     missed = _missed_affinity if claim.shape == "affine" else _missed_bound
     measure = missed(claim, allowed)
     layout = trees.Layout.of(claim.at)
@@ -105,9 +106,9 @@ def _worst(claim: Claim, allowed: Array, axes: int) -> tuple[Array, Tree]:
 
     # One place at a time: all of them together may be too many numbers.
     chosen = np.random.default_rng(0).permutation(at.size)[:axes]
-    keys = jax.random.split(jax.random.key(0), WAYS)
+    keys = jax.random.split(jax.random.key(0), ways)
     number = lambda values: jnp.asarray(np.asarray(values), at.dtype)
-    shares = number(np.repeat(SHARES, WAYS))
+    shares = number(np.repeat(SHARES, ways))
     entry, sign, share = (grid.ravel() for grid in np.meshgrid(chosen, (1, -1), AXIS_SHARES))
     found = [_least(measure, drawn, (jnp.tile(keys, len(SHARES)), shares))]
     if at.size:
