@@ -38,10 +38,9 @@ class ConstrainedKKTCertificate(Certificate):
 
     Equalities count as two inequalities each. Complementarity is a sum of sizes, so that a violated
     constraint cannot make up for one with slack; it bounds the paper's |λᵀc|, which is a note.
-    `upper_feasibility` and `upper_complementarity` are
-    the same conditions for the upper level's own constraints; they are zero without such. The
-    distances come from the terms' closed forms, the lower gap is an upper bound, and each line has
-    an allowance for rounding on top.
+    `upper_feasibility` and `upper_complementarity` are the same conditions for the upper level's
+    own constraints; they are zero without such. The distances come from the terms' closed forms,
+    the lower gap is an upper bound, and each line has an allowance for rounding on top.
     """
 
     stationarity: float = line(
@@ -175,7 +174,7 @@ def _signs_hold(m: Multipliers) -> Array:
 class ConstrainedKKT(Definition):
     """`def:cons_kkt`: some ρ > 0, z, λ and λ̄ with every line at most ε.
 
-    A certificate costs three gradients of the penalty.
+    A certificate costs four gradients of the penalty, and thirteen of a small problem.
     """
 
     @property

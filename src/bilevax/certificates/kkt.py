@@ -56,7 +56,7 @@ class KKTCertificate(Certificate):
 class KKT(Definition):
     """`def:epsilon_KKT`: some ρ > 0 and (x2, z1, z2) with every line at most ε.
 
-    A certificate costs three gradients of P_ρ.
+    A certificate costs four gradients of P_ρ, and thirteen of a small problem.
     """
 
     @property

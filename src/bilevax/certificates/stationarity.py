@@ -35,7 +35,7 @@ class StationarityCertificate(Certificate):
 
 
 class Stationarity(Definition):
-    """`eq:pd_stationary_H`: both distances at most ε. A certificate costs three gradients."""
+    """`eq:pd_stationary_H`: both distances at most ε."""
 
     @property
     def certificate(self) -> type[StationarityCertificate]:
