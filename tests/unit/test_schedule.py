@@ -25,15 +25,16 @@ def test_the_first_check_is_early_and_the_others_grow_apart():
 
 def test_expensive_checks_are_ten_times_their_cost_apart():
     plan = Schedule(cost=700)
-    assert plan.next_check == 64
+    assert plan.next_check == 7000
     plan.check_passed()
-    assert plan.next_check == 64 + 7000
+    assert plan.next_check == 14_000
     assert plan.between == 7000
     assert Schedule(cost=1).between == 64
 
 
 def test_a_method_that_has_just_begun_is_left_in_peace():
-    plan = Schedule(cost=20, next_check=5000)
+    plan = Schedule(cost=20)
+    plan.next_check = 5000
     plan.postpone(4000)
     assert plan.next_check == 5000
     plan.postpone(4900)

@@ -16,8 +16,8 @@ import numpy as np
 
 from bilevax.arguments import positive, whole
 from bilevax.bench import output
+from bilevax.bench.falls import fall_nearby
 from bilevax.bench.lower_level import lower_gap, lower_solution, lower_violation
-from bilevax.bench.nearby import fall_nearby
 from bilevax.bench.records import Record, Refusal, load
 from bilevax.bench.runs import Run, attempt
 from bilevax.bench.starts import starting_points

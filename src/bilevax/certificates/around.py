@@ -20,15 +20,16 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.certificates.effort import is_small
 from bilevax.problems import Form, Point
 from bilevax.programs import entries, quick
 from bilevax.trees import Tree
 
 # How far x moves, in shares of 1 + ‖x‖ or of its domain's diameter if that is less.
 RADII = (1e-3, 1e-2, 1e-1)
-# Of a problem with more entries than this, fewer places are looked at: at two radii, and along one
-# random direction.
-SMALL, FEW_RADII, FEW_RANDOM = 1 << 16, RADII[1:], 1
+# Of a problem that is not small fewer places are looked at: at two radii, and along one random
+# direction.
+FEW_RADII, FEW_RANDOM = RADII[1:], 1
 # Besides up and down the slope of the upper level: along the axes, if there are at most so many,
 # and along so many random directions.
 AXES, RANDOM = 12, 3
@@ -90,7 +91,7 @@ def look_around(
     At each place the lower level is solved in at most so many steps, by default as many as cost
     little. With a `share`, places are nearer by that.
     """
-    if definition.upper_block is None or not np.isfinite(epsilon):
+    if not definition.moving or not np.isfinite(epsilon):
         return None
     steps = affordable_steps(problem, point) if steps is None else steps
     arguments = _arguments(definition, problem, point, (objective, epsilon, share), steps)
@@ -119,7 +120,7 @@ def compile_looks(definition: Any, problem: Form, point: Point) -> Future:
 def _arguments(
     definition: Any, problem: Form, point: Point, numbers: tuple[float, ...], steps: int
 ) -> tuple:
-    dtype = trees.dtype_of(getattr(point, definition.upper_block))
+    dtype = trees.dtype_of(getattr(point, definition.moving[0]))
     arrays = [np.asarray(number, dtype) for number in numbers]
     return definition, problem, point, *arrays, np.asarray(steps)
 
@@ -142,12 +143,14 @@ def _looks(
     share: Array,
     steps: Array,
 ) -> _Seen:
-    term, x = getattr(problem, definition.upper_block), getattr(point, definition.upper_block)
-    small = entries((problem, point)) <= SMALL
+    term, x = getattr(problem, definition.moving[0]), getattr(point, definition.moving[0])
+    small = is_small(problem, point)
     radii, count = (RADII, RANDOM) if small else (FEW_RADII, FEW_RANDOM)
     directions = _directions(x, definition.upper_slope(problem, point), count)
     scale = share * jnp.minimum(1 + trees.norm(x), term.diameter(x))
     rounded = 64 * jnp.finfo(objective.dtype).eps * (1 + jnp.abs(objective))
+    blocks = lambda p: [getattr(p, name) for name in definition.moving]
+    way = lambda there: trees.norm(trees.subtract(blocks(there), blocks(point)))
     answer = lambda place: definition.answer(problem, point, place, epsilon, steps)
 
     def look(carry: tuple, at: tuple[Tree, Array]) -> tuple[tuple, tuple[Array, Array]]:
@@ -155,9 +158,8 @@ def _looks(
         direction, radius = at
         place = term.project(trees.axpy(radius * scale, direction, x))
         there = answer(place)
-        fall = (
-            objective - there.objective - EXPLAINED * epsilon * _way(there.point, point) - rounded
-        )
+        explained = EXPLAINED * epsilon * (1 + way(there.point))
+        fall = objective - there.objective - explained - rounded
         away = trees.norm(trees.subtract(place, x))
         fall = jnp.where((away > 0) & ~jnp.isnan(fall), fall, -jnp.inf)
         best = jax.tree.map(lambda a, b: jnp.where(fall > least, a, b), there.point, best)
@@ -172,13 +174,6 @@ def _looks(
     first = (jnp.full_like(objective, -jnp.inf), nowhere)
     (fall, best), (away, answered) = lax.scan(look, first, every)
     return _Seen(fall, best, jnp.max(away), jnp.sum(away > 0), jnp.sum(answered))
-
-
-def _way(there: Point, here: Point) -> Array:
-    """How far the blocks of two points are apart, without those that only respond."""
-    both = [name for name in there.blocks if name not in ("x2", "z1", "z2", "z")]
-    apart = [trees.subtract(there.blocks[name], here.blocks[name]) for name in both]
-    return trees.norm(apart)
 
 
 def _directions(x: Tree, slope: Tree, count: int) -> Tree:

@@ -19,10 +19,11 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.certificates.effort import is_small
 from bilevax.certificates.gap import linear_excess
 from bilevax.problems import Form, Point
 from bilevax.problems.constants import sample_domain
-from bilevax.programs import entries, quick
+from bilevax.programs import quick
 from bilevax.terms import Term
 from bilevax.trees import Tree
 
@@ -31,7 +32,7 @@ from bilevax.trees import Tree
 WAYS, FEW_WAYS, SHARES = 10, 2, (1.0, 0.3, 0.03, 1e-3)
 # And up to so many entries, by themselves, each to both ends of the domain and a part of the way;
 # fewer where a value takes long.
-AXES, FEW_AXES, SMALL, AXIS_SHARES = 64, 2, 1 << 16, (1.0, 0.1)
+AXES, FEW_AXES, AXIS_SHARES = 64, 2, (1.0, 0.1)
 # Roundings of the values that do not count as a breach.
 ROUNDINGS = 1024
 
@@ -80,8 +81,7 @@ def _breaches(
     definition: Any, problem: Form, point: Point, allowed: dict[str, Array]
 ) -> list[tuple[Array, Tree]]:
     """For every claim by how much it is missed at the worst point, beyond rounding, and where."""
-    small = entries((problem, point)) <= SMALL
-    counts = (WAYS, AXES) if small else (FEW_WAYS, FEW_AXES)
+    counts = (WAYS, AXES) if is_small(problem, point) else (FEW_WAYS, FEW_AXES)
     claims = definition.claims(problem, point)
     return [_worst(claim, allowed[claim.line], *counts) for claim in claims]
 

@@ -281,7 +281,7 @@ class ConstrainedKKT(Definition):
             claims.append(Claim(*shape, equal, problem.y, point.z, "feasibility_z"))
         return claims
 
-    upper_block: ClassVar[str | None] = "x"
+    moving: ClassVar[tuple[str, ...]] = ("x", "y")
 
     def upper_slope(self, problem: ConstrainedBilevelProblem, point: Point) -> Tree:
         return jax.grad(problem.smooth_upper)(point.x, point.y)

@@ -55,16 +55,17 @@ class Definition(eqx.Module):
         """What the bounds in the certificate assume of the functions."""
         return []
 
-    #: The upper level's block that `look_around` moves; None where there is no lower level.
-    upper_block: ClassVar[str | None] = None
+    #: For `look_around`: the block of the upper level, which is moved, and those of the lower one,
+    #: which answers. None where there is no lower level.
+    moving: ClassVar[tuple[str, ...]] = ()
 
     def upper_slope(self, problem: Any, point: Point) -> Tree:
-        """The gradient of the upper function in that block. It is compiled."""
-        raise NotImplementedError
+        """The gradient of the upper function in the first of these. It is compiled."""
+        raise TypeError(f"a {type(problem).__name__} has no lower level to look around")
 
     def answer(self, problem: Any, point: Point, x: Tree, epsilon: Array, steps: Array) -> Answer:
         """What the lower level answers at another x, begun at the point. It is compiled."""
-        raise NotImplementedError
+        raise TypeError(f"a {type(problem).__name__} has no lower level to look around")
 
     # A certificate from minibatches: what varies between them, and what that does to the lines.
 

@@ -45,7 +45,7 @@ def compile_examination(
     """Compile the programs of `examined`, side by side."""
     definition = definition_of(problem)
     compiled = [compile_breaches(definition, problem, point, certificate.allowances)]
-    if look and definition.upper_block is not None:
+    if look and definition.moving:
         compiled.append(compile_looks(definition, problem, point))
     for program in compiled:
         program.result()

@@ -107,7 +107,7 @@ class KKT(Definition):
             claims.append(Claim("upper", "x2", "concave", upper, problem.x2, p.x2, "response_x2"))
         return claims
 
-    upper_block: ClassVar[str | None] = "x1"
+    moving: ClassVar[tuple[str, ...]] = ("x1", "y1", "y2")
 
     def upper_slope(self, problem: BilevelProblem, point: Point) -> Tree:
         p = point

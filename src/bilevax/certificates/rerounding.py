@@ -64,9 +64,10 @@ INLINED = {
 }
 # An operand of more entries than this is large.
 LARGE = 1 << 16
-# Random numbers are drawn once. Each operation begins at another place among so many, which no
-# simple rule takes it to; in a loop the place moves on.
-SPREAD, SCATTER, ONWARDS = 4093, 2_654_435_761, 1_299_709
+# Random numbers are drawn once, and come again after so many, a prime. Each operation begins at
+# another place among the first of them, which no simple rule takes it to; in a loop the place moves
+# on.
+PERIOD, SPREAD, SCATTER, ONWARDS = 65_521, 4093, 2_654_435_761, 1_299_709
 
 
 class Rerounding:
@@ -78,11 +79,9 @@ class Rerounding:
         self.size = _largest(self.traced.jaxpr)
 
     def numbers(self, key: Array) -> Array:
-        """Random units, up or down, enough for the largest result of an operation.
-
-        None is so small that a result would stay as it is.
-        """
-        far = jax.random.uniform(key, (self.size + SPREAD,), jnp.float32, -0.49, 0.49)
+        """Random units, up or down; none is so small that a result would stay as it is."""
+        size = min(self.size, PERIOD) + SPREAD
+        far = jax.random.uniform(key, (size,), jnp.float32, -0.49, 0.49)
         return far + jnp.where(far < 0, -0.51, 0.51).astype(far.dtype)
 
     def __call__(self, numbers: Array, begin: Array, *arguments: Tree) -> Tree:
@@ -169,11 +168,18 @@ class _Run:
         if not jnp.issubdtype(dtype, jnp.inexact):
             return result
         self.count += 1
-        begin, size = self.count * SCATTER % SPREAD, math.prod(jnp.shape(result))
-        place = (self.place + jnp.uint32(begin)) % jnp.uint32(SPREAD)
-        share = lax.dynamic_slice(self.numbers, (place,), (size,))
-        share = share.reshape(jnp.shape(result))
-        return result * (1 + jnp.finfo(dtype).eps * share.astype(dtype))
+        begin = jnp.uint32(self.count * SCATTER % SPREAD)
+        return result * (1 + share_of(self.numbers, self.place + begin, result))
+
+
+def share_of(numbers: Array, place: Array, like: Any) -> Array:
+    """Random shares of a unit in the last place, from there on, for an array like this."""
+    shape, dtype = jnp.shape(like), jnp.result_type(like)
+    size = math.prod(shape)
+    drawn = lax.dynamic_slice(numbers, (place % jnp.uint32(SPREAD),), (min(size, PERIOD),))
+    if size > PERIOD:
+        drawn = jnp.tile(drawn, -(-size // PERIOD))[:size]
+    return jnp.finfo(dtype).eps * drawn.reshape(shape).astype(dtype)
 
 
 def _applied(jaxpr: Jaxpr, eqn: Any, values: list[Any]) -> list[Any]:

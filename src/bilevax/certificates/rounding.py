@@ -18,13 +18,14 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.certificates.rerounding import Rerounding
+from bilevax.certificates.effort import is_small
+from bilevax.certificates.rerounding import Rerounding, share_of
 from bilevax.problems import Form, Point
 from bilevax.programs import entries
 from bilevax.trees import Tree
 
 # How often everything is computed again: many times where that costs nothing.
-TIMES, TIMES_IF_SMALL, SMALL = 3, 12, 1 << 16
+TIMES, TIMES_IF_SMALL = 3, 12
 # The share of numbers whose rounding may be larger than is allowed for, if it is like that seen;
 # and how many times as large the roundings made at random are as true ones.
 MISSES, LARGER = 5e-5, 5.0
@@ -57,8 +58,7 @@ def rounding(
     numbers = run.numbers(of_numbers)
 
     def change(key: Array) -> Array:
-        of_data, of_place = jax.random.split(key)
-        there = parts(run(numbers, jax.random.bits(of_place), _moved(arrays, of_data), point))
+        there = parts(run(numbers, jax.random.bits(key), _moved(arrays, numbers, key), point))
         return jnp.stack([size(trees.subtract(a, b)) for a, b in zip(known, there)])
 
     # One after the other, so that the data are copied once and not every time.
@@ -74,7 +74,7 @@ def rounding(
 
 def times(problem: Form, point: Point) -> int:
     """How often a certificate of this point computes everything again."""
-    return TIMES_IF_SMALL if entries((problem, point)) <= SMALL else TIMES
+    return TIMES_IF_SMALL if is_small(problem, point) else TIMES
 
 
 def _allowed(samples: int) -> float:
@@ -97,17 +97,13 @@ def _word(leaf: Array) -> Array:
     return lax.bitcast_convert_type(jnp.asarray(leaf, jnp.float32), jnp.uint32)
 
 
-def _moved(data: Tree, key: Array) -> Tree:
+def _moved(data: Tree, numbers: Array, key: Array) -> Tree:
     """Data with each number moved by up to half a unit in its last place."""
     floats, rest = eqx.partition(data, eqx.is_inexact_array)
     leaves, structure = jax.tree.flatten(floats)
-    if not 0 < sum(leaf.size for leaf in leaves) <= MOVABLE:
+    if sum(leaf.size for leaf in leaves) > MOVABLE:
         return data
-    bits = jax.random.bits(key, (sum(leaf.size for leaf in leaves),), jnp.uint8)
-    moved, begin = [], 0
-    for leaf in leaves:
-        own = bits[begin : begin + leaf.size].reshape(leaf.shape).astype(leaf.dtype)
-        half = (own / 256 - 0.5) * jnp.finfo(leaf.dtype).eps
-        moved.append(leaf * (1 + half))
-        begin += leaf.size
+    places = jax.random.bits(jax.random.fold_in(key, 0), (len(leaves),), jnp.uint32)
+    half = lambda leaf, place: share_of(numbers, place, leaf) / 2
+    moved = [leaf * (1 + half(leaf, place)) for leaf, place in zip(leaves, places)]
     return eqx.combine(jax.tree.unflatten(structure, moved), rest)

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 
 from bilevax.certificates import Certificate, judge
-from bilevax.certificates.around import SMALL, affordable_steps, look_around
-from bilevax.certificates.definition import definition_of
+from bilevax.certificates.around import affordable_steps
 from bilevax.certificates.examination import compile_examination, examined
 from bilevax.certificates.rounding import TIMES, times
 from bilevax.certificates.sampled import (
@@ -23,17 +22,12 @@ from bilevax.certificates.sampled import (
     sampled_certificate,
 )
 from bilevax.driver.checkpoint import RunState
+from bilevax.driver.downhill import downhill
 from bilevax.problems import Form, Point
-from bilevax.programs import entries
 from bilevax.solvers.base import Task
 
 # How often a run leaves a certified point from which F falls.
 WITHDRAWALS = 8
-# How often a run that leaves a point looks around anew, on its way to where F falls no more: a few
-# times where that takes long.
-DOWNHILL, FEW_DOWNHILL, NEARER, LEAST_SHARE = 40, 4, 10.0, 1e-4
-# And how exactly, as a share of ε.
-EXACTER = 0.01
 # By how much ρ grows where a run has come back to a point that it had left.
 STEEPER = 10.0
 
@@ -104,7 +98,7 @@ class Judge:
 
         To look around must not take longer than the run has; with samples it would.
         """
-        options = {"epsilon": self._claimed(certificate), "look": look and self.exact}
+        options = {"epsilon": self.claimed(certificate), "look": look and self.exact}
         steps = self.steps(point, gradients)
         return examined(self.problem, point, certificate, steps=steps, **options)
 
@@ -113,30 +107,10 @@ class Judge:
         taken = int(gradients * (1 + TIMES) / self.weight)
         return affordable_steps(self.problem, point, taken)
 
-    def _claimed(self, certificate: Certificate) -> float:
+    def claimed(self, certificate: Certificate) -> float:
+        """The ε that a certified run claims."""
         allowed = certificate.allowed(self.tolerance, self.relative)
         return max(allowed.values()) if self.relative else self.tolerance
-
-    def downhill(self, certificate: Certificate, rho: Any, steps: int) -> Point:
-        """The point to which F falls from one around which it does, with all its witnesses.
-
-        Where it falls no more, it is looked nearer, a few times.
-        """
-        definition, epsilon = definition_of(self.problem), EXACTER * self._claimed(certificate)
-        around, share, point = certificate.looked_around, 1.0, None
-        small = entries((self.problem, self.stated)) <= SMALL
-        for _ in range(DOWNHILL if small else FEW_DOWNHILL):
-            if around is not None and around.point is not None:
-                point = definition.with_witnesses(self.problem, around.point, rho)
-            else:
-                share /= NEARER
-            if share < LEAST_SHARE or point is None:
-                break
-            objective = judge(self.problem, point).objective
-            where = (definition, self.problem, point, objective, epsilon, steps, share)
-            around = look_around(*where)
-        assert point is not None
-        return point
 
     def holds(self, certificate: Certificate) -> bool:
         return certificate.certified(self.tolerance, self.relative)
@@ -207,7 +181,9 @@ class Verdicts:
         """Leave the best point, from which F falls, for where it falls to."""
         steps = self.judge.steps(self.best, gradients)
         rho = self.best.rho * (STEEPER if self.withdrawals else 1.0)
-        start = self.judge.downhill(self.certificate, rho, steps)
+        start = downhill(
+            self.judge.problem, self.certificate, self.judge.claimed(self.certificate), rho, steps
+        )
         self.best, self.certificate, self.confirmed = start, self.judge(start, 1), False
         self.gradients += self.judge.cost
         self.withdrawals += 1

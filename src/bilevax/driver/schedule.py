@@ -13,7 +13,7 @@ from bilevax.programs import LARGE
 # A run is checked when its gradients have grown by this factor since the last check: a schedule
 # that depends on the count of gradients alone, so that no run depends on the clock.
 FIRST_CHECK, CHECK_GROWTH = 64, 1.05
-# A check on all samples is expensive where steps take minibatches: between two checks lie ten times
+# A check on all samples is expensive where steps take minibatches: before every check lie ten times
 # its cost.
 CHECK_SPARING = 10
 # Between checks the program returns to the host this often, to show progress and to hear Ctrl-C.
@@ -35,11 +35,14 @@ class Schedule:
     """The gradients at which the next check is due; `cost` is what a check takes, in gradients."""
 
     cost: int
-    next_check: int = FIRST_CHECK
+    next_check: int = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.next_check = self.between
 
     @property
     def between(self) -> int:
-        """The least number of gradients between two checks."""
+        """The least number of gradients before the first check, and between two."""
         return max(FIRST_CHECK, CHECK_SPARING * self.cost)
 
     def check_passed(self) -> None:

@@ -105,11 +105,6 @@ class Term(eqx.Module):
     def check_block(self, x: Tree, name: str) -> None:
         """Raise a `ValueError` that names the block if `x` has a shape φ cannot take."""
 
-    def modulus(self, like: Tree) -> Scalar:
-        """A w ≥ 0 for which φ − w/2·‖·‖² is convex, for a block shaped like `like`."""
-        leaves = jax.tree.leaves(like)
-        return jnp.zeros((), jnp.result_type(*leaves) if leaves else float)
-
     def support(self, g: Tree) -> Scalar:
         """max ⟨g, s⟩ over the domain of φ."""
         return dot(g, self.linear_oracle(g))
@@ -245,9 +240,6 @@ class PerLeaf(Separable):
         call = lambda term, *parts: getattr(term, method)(*parts, *steps)
         return jax.tree.map(call, self.parts, *trees, is_leaf=is_term)
 
-    def modulus(self, like: Tree) -> Scalar:
-        return jnp.min(jnp.stack(jax.tree.leaves(self._each("modulus", like))))
-
     def check_block(self, x: Tree, name: str) -> None:
         try:
             pairs = jax.tree.map(lambda *pair: pair, self.parts, x, is_leaf=is_term)
@@ -301,9 +293,6 @@ class Scaled(Term):
 
     def residual(self, x: Tree, g: Tree) -> Tree:
         return self._times(self.term.residual(x, self._times(g, inverse=True)))
-
-    def modulus(self, like: Tree) -> Scalar:
-        return self._times(self.term.modulus(like))
 
     def supremum(self, like: Tree) -> Scalar:
         bound = self.term.supremum(like)

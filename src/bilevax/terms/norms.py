@@ -186,10 +186,6 @@ class Ridge(Term):
         pulled = lambda b, a, c: b + scalar(self.weight, a) * (a - c)
         return self.base.residual(x, jax.tree.map(pulled, g, x, self._centers(x)))
 
-    def modulus(self, like: Tree) -> Scalar:
-        of_base = self.base.modulus(like)
-        return scalar(self.weight, of_base) + of_base
-
     def supremum(self, like: Tree) -> Scalar:
         # Any point of the domain is within a diameter of the one nearest to the center.
         zeros = jax.tree.map(lambda a: jnp.zeros(jnp.shape(a), jnp.result_type(a)), like)
