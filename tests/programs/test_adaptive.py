@@ -95,6 +95,24 @@ def test_a_new_rho_begins_where_the_lower_level_pulls_as_before():
         np.testing.assert_allclose(y1, 0.5 - 1 / (4 * times), rtol=1e-12)
 
 
+def test_a_proximal_weight_that_was_zero_grows():
+    """How much to smooth six noisy numbers: at y = 0 the weight e^x couples to nothing."""
+    rng = np.random.default_rng(1)
+    true = jnp.asarray(np.repeat(2 * rng.normal(size=3), 2))
+    noisy = true + 0.5 * jnp.asarray(rng.normal(size=6))
+    rough = lambda y: jnp.mean(jnp.sqrt(1 + jnp.diff(y) ** 2))
+    problem = bx.BilevelProblem(
+        lambda x1, x2, y1, y2: 0.5 * jnp.mean((y1 - true) ** 2),
+        lambda x1, y1, y2: 0.5 * jnp.mean((y1 - noisy) ** 2) + jnp.exp(x1[0]) * rough(y1),
+        x1=terms.Box(-6.0, 4.0),
+        y1=terms.Box(-9.0, 9.0),
+    )
+    start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(6))
+    solution = bx.solve(problem, start, tolerance=1e-3, solver=bx.Adaptive(), max_gradients=20_000)
+    assert solution.status == "certified", solution.status
+    assert isinstance(solution.solver, bx.Adaptive)
+
+
 def counted(function, seen):
     """The same function, counting at run time its values, first and second derivatives.
 

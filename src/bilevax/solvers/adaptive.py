@@ -24,7 +24,7 @@ from bilevax.problems.validation import gap_is_bounded, require, require_gap_bou
 from bilevax.programs import quick
 from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.continuation import Continuation, Seen
-from bilevax.solvers.curvature import X2, Y2, Z1, Z2, Blocks, Curvature, products
+from bilevax.solvers.curvature import SAFETY, X2, Y2, Z1, Z2, Blocks, Curvature, products
 from bilevax.solvers.penalty import PenaltyMethod
 from bilevax.solvers.reach import evened, extent, lengths, renewed
 from bilevax.terms import PerLeaf, Term
@@ -42,8 +42,8 @@ RATIO, GROW, SHRINK, OVERFLOW = 0.95, 1.05, 0.65, 0.05
 # A subproblem is solved until its residual is this share of the proximal term's gradient, or of its
 # first residual, or until it has taken this share of all gradients so far, and at least so many.
 INNER_SHARE, INNER_FALL, INNER_GRADIENTS, INNER_LEAST = 0.3, 0.05, 0.25, 400
-# Proximal weights grow by this factor where a subproblem turns out not to be monotone. A block that
-# had no weight then gets this share of its own curvature.
+# Proximal weights grow by this factor where a subproblem turns out not to be monotone, or by what
+# the step lacks. The next subproblem gives a block without weight this share of its own curvature.
 BOOST, LITTLE = 1.5, 0.01
 # Weights that have grown by this factor say that the problem is not of its stated class.
 MISTRUST = 1e6
@@ -72,6 +72,7 @@ class AdaptiveState(eqx.Module):
     reach: Array  # how far each block has to go, up to a common factor
     boost: Array  # the factor on the proximal weights, > 1 where subproblems were not monotone
     weights: Array  # of the proximal term, per block
+    surprised: Array  # whether this subproblem was not monotone with the weights it began with
     curved: Array  # 6 × 6: how strongly blocks are coupled in the subproblem
     metric: Array  # 1/curvature per block, in which residuals are measured
     curvature: Curvature
@@ -103,7 +104,8 @@ class Adaptive(Solver[AdaptiveState]):
       the blocks came between two anchors, as PDLP learns its primal weight (Applegate et al. 2021).
     - W: per block, just above the nonconvexity that Hessian-vector products show. Of two blocks
       with a nonconvex coupling the one with further to go is held less; a block without gets none.
-      Where a subproblem is not monotone after all, W grows.
+      Where a subproblem is not monotone after all, W grows by what the step shows, in all blocks
+      that need it, and curvatures are measured anew after it.
     - Subproblems: solved relative to how far they move the iterate, warm-started.
     - ρ: grows while the gap bound is above the target, and the residual does not explain it; a
       first guess that was too large shrinks.
@@ -189,6 +191,7 @@ class Adaptive(Solver[AdaptiveState]):
             reach=jnp.zeros(6, dtype),
             boost=one,
             weights=jnp.zeros(6, dtype),
+            surprised=jnp.zeros((), bool),
             curved=jnp.eye(6, dtype=dtype),
             metric=ones,
             curvature=Curvature.unknown(blocks, w),
@@ -339,6 +342,8 @@ def _move(
     steps are short would seem to be nearly solved.
     """
     weights = s.blocks.spread(s.weights)
+    minimised = (s.reach > 0) & (jnp.arange(6) < X2)
+    ease = jnp.where(minimised, 1 / jnp.where(minimised, s.reach, 1) ** 2, 0)  # W grows like this
     length, steps = s.step_size * metric, s.step_size * per_block
     drawn = 1 / (s.since.astype(metric.dtype) + 2)
     base = s.iterate + drawn * (s.anchor - s.iterate)
@@ -357,8 +362,10 @@ def _move(
     root, measured = jnp.sqrt(metric), jnp.sqrt(measure)
     lengths = [moved / root, root * turned, root * rounded]
     lengths += [measured * left, measured * pull, measured * bare]
-    sums = jnp.sum(jnp.stack([turned * moved, *(v * v for v in lengths)]), axis=1)
-    turning, (distance, turn, rough, residual, pulling, slope) = sums[0], jnp.sqrt(sums[1:])
+    energies = [turned * moved, weights * moved * moved, s.blocks.spread(ease) * moved * moved]
+    sums = jnp.sum(jnp.stack([*energies, *(v * v for v in lengths)]), axis=1)
+    turning, holding, moving = sums[:3]
+    distance, turn, rough, residual, pulling, slope = jnp.sqrt(sums[3:])
     lipschitz = turn / jnp.where(distance > 0, distance, 1)
     eps = jnp.finfo(half.dtype).eps
     # Not «≤ fails»: NaN must take the step, so that it is seen.
@@ -372,6 +379,12 @@ def _move(
     # Monotone? If not, the proximal weights are too small.
     noise = eps * distance * (1e3 * turn + 64 * rough)
     bent = ~too_long & (turning < -noise)
+    # Where BOOST is not enough for this very step, as for weights of zero, what lacks is added; but
+    # no more at once than the largest curvature, for a step that hardly moved these blocks.
+    lacks = -turning - (BOOST - 1) * holding
+    surprised = bent & (lacks > 0) & (moving > 0)
+    added = SAFETY * ease * (lacks / jnp.where(moving > 0, moving, 1))
+    added = jnp.where(surprised, jnp.minimum(added, jnp.max(s.curved)), 0)
 
     taken = lambda new, old: jnp.where(too_long, old, new)
     s = dataclasses.replace(
@@ -382,7 +395,9 @@ def _move(
         residual=taken(residual, s.residual),
         step_size=jnp.where(too_long, shorter, longer),
         boost=jnp.where(bent, BOOST * s.boost, s.boost),
-        weights=jnp.where(bent, BOOST * s.weights, s.weights),
+        weights=jnp.where(bent, BOOST * s.weights, s.weights) + added,
+        curved=s.curved + jnp.diag(added),
+        surprised=s.surprised | surprised,
         since=taken(s.since + 1, s.since),
         inner=s.inner + 2,
         gradients=s.gradients + 2,
@@ -432,7 +447,7 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     """The outer iterate moves to where the subproblem ended; then ρ follows."""
     continuation, times = s.continuation.followed(_seen(problem, s))
     spent = s.gradients.astype(times.dtype)
-    stale = (times != 1) | (spent > REFRESH * s.refreshed.astype(spent.dtype))
+    stale = (times != 1) | s.surprised | (spent > REFRESH * s.refreshed.astype(spent.dtype))
     rounds = len(products(s.blocks))
     return dataclasses.replace(
         s,
@@ -440,6 +455,7 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
         reach=renewed(s.reach, s.blocks.lengths(s.half - s.anchor)),
         continuation=continuation,
         boost=jnp.maximum(1, 0.9 * s.boost),
+        surprised=jnp.zeros((), bool),
         probing=jnp.where(stale, rounds, 0).astype(s.probing.dtype),
         event=jnp.where(stale, NOTHING, BEGIN).astype(s.event.dtype),
         outer=s.outer + 1,
