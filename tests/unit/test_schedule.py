@@ -121,6 +121,20 @@ def test_a_method_that_followed_another_is_judged_by_its_own_checks():
     assert stalled(own, gradients=gradients, since=begun + 1)
 
 
+def test_checks_at_another_penalty_do_not_count():
+    """A larger ρ begins with a larger ε, from which it falls: that is no stall."""
+    first = [0.5 + 1e-3 * v for v in WANDERING[:100]]
+    after = [2.0 * 0.98**k for k in range(60)]
+    penalties = [1.0] * len(first) + [8.0] * len(after)
+    assert stalled(first + after)
+    assert not stalled(first + after, rho=penalties)
+    # Nor is it one where ρ has just changed and nothing is known of it yet.
+    assert not stalled([*first, 2.0], rho=penalties[:101])
+    # It is where ε stands at the new ρ, too, and where ρ stays what it was.
+    assert stalled(first + WANDERING, rho=[1.0] * 100 + [8.0] * 200)
+    assert stalled(WANDERING, rho=[1.0] * 200)
+
+
 def test_a_method_with_a_theorem_is_spared_while_its_objective_falls():
     falling = [-0.01 * k for k in range(200)]
     assert stalled(WANDERING, falling)

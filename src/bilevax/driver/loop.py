@@ -176,7 +176,7 @@ class Run:
         columns = (history[name] for name in ("gradients", "epsilon", "objective"))
         since = self.fell_back_at or 0
         return not part.in_stages and schedule.stalled(
-            *columns, since=since, has_theorem=part.has_theorem
+            *columns, rho=history.get("rho", ()), since=since, has_theorem=part.has_theorem
         )
 
     def _fall_back(self) -> bool:

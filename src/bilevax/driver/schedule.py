@@ -74,14 +74,17 @@ def stalled(
     epsilon: Sequence[float],
     objective: Sequence[float],
     *,
+    rho: Sequence[float] = (),
     since: int = 0,
     has_theorem: bool = False,
 ) -> bool:
     """Whether ε has stopped falling, by what the checks saw since a method began.
 
+    Every ρ has its own ε: a larger one begins with a larger ε. So only checks at the last ρ count.
     A method with a theorem behind it is spared while its objective still falls: the theorem bounds
     ε at the end, not on the way there.
     """
+    since = max(since, _changed(gradients, rho))
     kept = [i for i, count in enumerate(gradients) if count >= since]
     counts = [gradients[i] - since for i in kept]
     early = [i for i, count in zip(kept, counts) if count * STALL_SPAN <= counts[-1]]
@@ -92,6 +95,14 @@ def stalled(
     if _least(epsilon, late) <= (1 - STALL_SHARE) * _least(epsilon, early):
         return False
     return not (has_theorem and _falls(objective, early, late))
+
+
+def _changed(gradients: Sequence[float], rho: Sequence[float]) -> int:
+    """The gradients at the first of the last checks that have the same ρ."""
+    first = len(rho) - 1
+    while first > 0 and rho[first - 1] == rho[-1]:
+        first -= 1
+    return int(gradients[first]) if first > 0 else 0
 
 
 def _least(column: Sequence[float], rows: list[int]) -> float:
