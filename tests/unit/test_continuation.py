@@ -66,6 +66,21 @@ def test_a_gap_that_falls_with_the_residual_does_not():
     assert float(state.followed(seen(later | {"gap": 3e-3, "below": 3e-3}))[1]) > 1
 
 
+def test_a_gap_that_stands_while_the_residual_is_at_its_target_raises_rho():
+    """In many dimensions the way so far is long: what a residual could do there says little."""
+    blamed = OFF | {"blamed": 1.0}
+    state, times = begun().followed(seen(blamed, gradients=500))
+    assert float(times) == 1  # nothing to compare with yet
+    assert float(state.followed(seen(blamed, gradients=900))[1]) == 1  # too soon to tell
+    assert float(state.followed(seen(blamed, gradients=5000))[1]) == pytest.approx(np.sqrt(40))
+    for otherwise in (
+        {"residual": 5e-3},  # P is not solved well enough yet
+        {"gap": 1.9e-3, "below": 1.9e-3},  # the gap falls well
+        {"below": 0.9e-4},  # it may be at its target
+    ):
+        assert float(state.followed(seen(blamed | otherwise, gradients=5000))[1]) == 1
+
+
 @pytest.mark.parametrize(("gap", "times"), [(1e-3, 10**0.5), (1e-4 * 1.1, 2.0), (10.0, 10.0)])
 def test_steps_up_are_bounded(gap, times):
     _, found = begun().followed(seen(OFF | {"gap": gap, "below": gap}))

@@ -15,6 +15,8 @@ UNEXPLAINED = 50.0
 # While the residual falls by the first factor, a gap that falls by the second follows it: then ρ is
 # large enough, and the gap will vanish with the residual.
 FELL, FOLLOWED = 0.2, 0.5
+# A gap is blamed on ρ, too, when it has fallen by less than the second factor while the gradients
+# grew by PATIENCE, and the residual is at its target.
 # ρ shrinks when the gap is below this share of its target while the residual hardly falls: less
 # than by the second factor while the gradients grew by the third. It never shrinks once it grew.
 OVERSHOT, SLOW, PATIENCE = 0.1, 0.3, 1.5
@@ -47,6 +49,7 @@ class Continuation(eqx.Module):
     before: Array  # residual and gap when they were last compared, at this ρ
     raised: Array  # whether ρ has grown
     slow: Array  # a residual above this has fallen slowly,
+    stands: Array  # and so has a gap above this,
     awaited: Array  # once this many gradients are done
 
     @classmethod
@@ -59,6 +62,7 @@ class Continuation(eqx.Module):
             before=_nothing(rho.dtype),
             raised=jnp.zeros((), bool),
             slow=_nothing(rho.dtype)[0],
+            stands=_nothing(rho.dtype)[0],
             awaited=jnp.asarray(LEAST_WAIT, int),
         )
 
@@ -74,8 +78,12 @@ class Continuation(eqx.Module):
         # A gap that falls with the residual will vanish with it: then ρ is large enough.
         fell = (residual <= target) | (residual <= FELL * self.before[0])
         raising = loose & fell & unexplained & (gap > FOLLOWED * self.before[1])
-        # A gap far below its target while the residual hardly falls: ρ is larger than it need be.
+        # A residual at its target that explains the gap by its bound alone, and the gap stands.
         waited = seen.gradients > self.awaited
+        raising |= (
+            waited & (residual <= target) & (seen.below > jnp.maximum(self.stands, gap_target))
+        )
+        # A gap far below its target while the residual hardly falls: ρ is larger than it need be.
         lowering = waited & ~self.raised & (residual > jnp.maximum(self.slow, target))
         lowering &= gap < OVERSHOT * gap_target
         changing = raising | lowering
@@ -96,6 +104,9 @@ class Continuation(eqx.Module):
             before=jnp.where(changing, nothing, jnp.where(loose & fell, noted, self.before)),
             raised=self.raised | raising,
             slow=jnp.where(changing, nothing[0], jnp.where(waited, SLOW * residual, self.slow)),
+            stands=jnp.where(
+                changing, nothing[0], jnp.where(waited, FOLLOWED * seen.below, self.stands)
+            ),
             awaited=jnp.where(changing | waited, until, self.awaited),
         )
         return following, times
