@@ -113,6 +113,27 @@ def test_a_proximal_weight_that_was_zero_grows():
     assert isinstance(solution.solver, bx.Adaptive)
 
 
+def test_a_kink_ends_the_run_and_is_named():
+    """Least absolute deviations, written literally: the lower level's gradient jumps."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(60, 4))
+    targets = rows @ np.ones(4) + rng.laplace(size=60)
+    (A, B), (a, b) = ((jnp.asarray(v[:30]), jnp.asarray(v[30:])) for v in (rows, targets))
+    problem = bx.BilevelProblem(
+        lambda x1, x2, y1, y2: 0.5 * jnp.mean((B @ y1 - b) ** 2),
+        lambda x1, y1, y2: jnp.mean(jnp.abs(A @ y1 - a)) + 0.5 * jnp.exp(x1[0]) * jnp.sum(y1**2),
+        x1=terms.Box(-6.0, 2.0),
+        y1=terms.Box(-9.0, 9.0),
+    )
+    start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(4))
+    solution = bx.solve(problem, start, tolerance=1e-3, max_gradients=20_000)
+    assert solution.status == "stalled", solution.status
+    assert re.search(
+        r"kink: the gradient of lower jumps by .* at [yz]1\[\d\] = ", str(solution.status)
+    )
+    assert solution.state.fell_back_at is None
+
+
 def counted(function, seen):
     """The same function, counting at run time its values, first and second derivatives.
 

@@ -16,6 +16,7 @@ import jax
 from bilevax.driver import schedule, sentences
 from bilevax.driver.checkpoint import RunState, check_same_run, fingerprint, load, save_or_warn
 from bilevax.driver.judging import Judge, Verdicts
+from bilevax.driver.kinks import kink
 from bilevax.driver.limits import Clock, Limits, is_true
 from bilevax.driver.nonfinite import where_not_finite
 from bilevax.driver.pieces import Piece, compile_first, is_quick, next_steps, refilled
@@ -121,8 +122,11 @@ class Run:
             return sentences.unbounded(self.summary, away)
         no_room = self.gradients + self.solver.gradients_per_step > self.limits.most
         late, stalled = self.limits.late(self.clock), self._stalled()
-        if (done or stalled) and not (no_room or late) and self._fall_back():
-            return None
+        if (done or stalled) and not (no_room or late):
+            if jump := kink(self.verdicts.judge.problem, piece.point):
+                return sentences.kinked(self.summary, jump)
+            if self._fall_back():
+                return None
         if done:
             return sentences.stopped_itself(self.summary)
         if no_room:

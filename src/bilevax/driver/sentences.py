@@ -122,6 +122,15 @@ def stalled(run: Summary) -> Status:
     )
 
 
+def kinked(run: Summary, where: str) -> Status:
+    return Status(
+        "stalled",
+        f"Stalled at a kink: {where}. Gradients must not jump: instead of |w| write p + q with "
+        "w = p − q and p, q ≥ 0, and instead of max(a, b) a variable t with constraints a ≤ t and "
+        f"b ≤ t, or take a term such as L1. {run.so_far}",
+    )
+
+
 def interrupted(run: Summary, how: str) -> Status:
     return Status("interrupted", f"{how} {run.so_far}")
 

@@ -47,6 +47,9 @@ INNER_SHARE, INNER_FALL, INNER_GRADIENTS, INNER_LEAST = 0.3, 0.05, 0.25, 400
 BOOST, LITTLE = 1.5, 0.01
 # Weights that have grown by this factor say that the problem is not of its stated class.
 MISTRUST = 1e6
+# Steps are about 1 in units of what the curvatures allow. So many subproblems in a row that end
+# with steps below this say that slopes jump: else steps would have grown a thousandfold meanwhile.
+TINY, STUCK = 1e-5, 3
 # A call of so many operations is batched with another of the same kind.
 MANY = 40
 # How often all curvatures are measured at first; later they are renewed when the gradients have
@@ -78,6 +81,7 @@ class AdaptiveState(eqx.Module):
     curvature: Curvature
     probing: Array  # products still to be done before the next subproblem
     refreshed: Array  # gradients when the curvatures were last measured
+    stuck: Array  # how many subproblems in a row have ended with tiny steps
     settled: Array  # whether the subproblem is solved well enough
     event: Array  # what is due now, NOTHING if nothing
     since: Array  # steps since the anchor
@@ -111,7 +115,7 @@ class Adaptive(Solver[AdaptiveState]):
       first guess that was too large shrinks.
 
     `rho` and `step_size` are first guesses. The certificate ends the run; the method itself gives
-    up only where no W makes its subproblems monotone.
+    up only where no W makes its subproblems monotone, or no step is short enough for them.
     """
 
     form: ClassVar[type[Form]] = BilevelProblem
@@ -197,6 +201,7 @@ class Adaptive(Solver[AdaptiveState]):
             curvature=Curvature.unknown(blocks, w),
             probing=zero + FIRST_ROUNDS * len(products(blocks)),
             refreshed=zero,
+            stuck=zero,
             settled=jnp.zeros((), bool),
             event=zero + NOTHING,
             since=zero,
@@ -222,8 +227,11 @@ class Adaptive(Solver[AdaptiveState]):
         return lax.while_loop(due(BEGIN), _begin, s)
 
     def done(self, problem: BilevelProblem, state: AdaptiveState) -> Array:
-        """No proximal weight makes the subproblems monotone: what was learnt cannot be trusted."""
-        return state.boost > MISTRUST
+        """What was learnt cannot be trusted.
+
+        No proximal weight makes the subproblems monotone, or no step is short enough for them.
+        """
+        return (state.boost > MISTRUST) | (state.stuck >= STUCK)
 
     def output(self, problem: BilevelProblem, state: AdaptiveState) -> Point:
         parts = state.blocks.layout.unravel(state.center)
@@ -455,6 +463,7 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
         reach=renewed(s.reach, s.blocks.lengths(s.half - s.anchor)),
         continuation=continuation,
         boost=jnp.maximum(1, 0.9 * s.boost),
+        stuck=jnp.where(s.step_size < TINY, s.stuck + 1, 0),
         surprised=jnp.zeros((), bool),
         probing=jnp.where(stale, rounds, 0).astype(s.probing.dtype),
         event=jnp.where(stale, NOTHING, BEGIN).astype(s.event.dtype),
