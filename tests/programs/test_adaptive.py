@@ -14,6 +14,7 @@ import bilevax as bx
 from bilevax import terms, trees
 from bilevax.problems import library
 from bilevax.solvers.adaptive import MISTRUST, _shifted
+from bilevax.solvers.multipliers import first_bounds
 from instances import get, same
 
 
@@ -111,6 +112,33 @@ def test_a_proximal_weight_that_was_zero_grows():
     solution = bx.solve(problem, start, tolerance=1e-3, solver=bx.Adaptive(), max_gradients=20_000)
     assert solution.status == "certified", solution.status
     assert isinstance(solution.solver, bx.Adaptive)
+
+
+def test_a_constraint_that_bends_is_scaled_by_its_slope_where_it_binds():
+    """Two small ellipsoids and three rows in a box a hundred times as wide."""
+    rng = np.random.default_rng(0)
+    shapes = jnp.asarray(np.stack([rng.normal(size=(4, 4)) / 2 + np.eye(4) for _ in range(2)]))
+    shift, wanted, rows, price = (
+        jnp.asarray(times * rng.normal(size=size))
+        for times, size in ((0.3, (4, 2)), (1.0, 4), (1.0, (3, 4)), (2.0, 4))
+    )
+
+    def constraints(x, y):
+        around = jnp.sum(jnp.einsum("kij,j->ki", shapes, y - shift @ x) ** 2, axis=1)
+        return {"ellipsoids": around - 0.25, "rows": rows @ y - 0.5}
+
+    problem = bx.ConstrainedBilevelProblem(
+        lambda x, y: jnp.sum((y - wanted) ** 2) + 0.1 * jnp.sum(x**2),
+        lambda x, y: price @ y + 0.05 * jnp.sum(jnp.sqrt(1 + y**2)),
+        x=terms.Box(-2.0, 2.0),
+        y=terms.Box(-50.0, 50.0),
+        constraints=constraints,
+    )
+    start = bx.Point(x=jnp.zeros(2), y=jnp.zeros(4))
+    scales, _ = first_bounds(problem, start).lower_scale
+    assert np.max(scales["ellipsoids"]) < 3 * np.max(scales["rows"])
+    solution = bx.solve(problem, start, solver=bx.Adaptive(), max_gradients=40_000)
+    assert solution.status == "certified", solution.status
 
 
 def test_a_kink_ends_the_run_and_is_named():

@@ -43,6 +43,10 @@ from bilevax.terms import PerLeaf, Simplex, Term
 from bilevax.trees import Tree
 
 SAMPLES = 16
+# Shares of the way to a sample at which it is looked how near to zero a constraint is.
+SHARES = tuple(0.5**k for k in range(10))
+# A constraint bends where its slope there is less than this share of what it changes by in all.
+BENDS = 0.5
 # Gradients for the search of a Slater point, and how small a margin, as a share of what the
 # constraints vary by over the domain, counts as none.
 SEARCH, LEAST_MARGIN = 40_000, 1e-7
@@ -66,25 +70,48 @@ class NoSlaterPoint(ValueError):
 
 
 def _variation(problem: ConstrainedBilevelProblem, name: str, x: Tree, y: Tree) -> Tree:
-    """How much each constraint varies over the domain: of y, or of x and y for the upper level."""
+    """How much each constraint varies over the domain: of y, or of x and y for the upper level.
+
+    One that bends, such as that of a small ball in a wide box, varies far more elsewhere than where
+    it can bind: there its slope counts, times the way.
+    """
     if getattr(problem, name) is None:
         return None
     of_both = name.startswith("upper")
     term = PerLeaf((problem.x, problem.y)) if of_both else problem.y
     start = (x, y) if of_both else y
+    called = lambda place: problem.called(name, *(place if of_both else (x, place)))
 
     def change(key: Array) -> Tree:
         drawn = sample_domain(term, start, key)
         there = problem.called(name, *(drawn if of_both else (x, drawn)))
         return jax.tree.map(lambda a, b: jnp.abs(a - b), there, problem.called(name, x, y))
 
-    changes = jax.lax.map(change, jax.random.split(jax.random.key(0), SAMPLES))
+    def slope(key: Array) -> Tree:
+        way = trees.subtract(sample_domain(term, start, key), start)
+        at = lambda share: jax.jvp(called, (trees.axpy(share, way, start),), (way,))
+        found = jax.lax.map(at, jnp.asarray(SHARES, trees.dtype_of(start)))
+        return jax.tree.map(_where_it_binds, *found)
+
+    keys = jax.random.split(jax.random.key(0), SAMPLES)
+    changes, slopes = jax.lax.map(change, keys), jax.lax.map(slope, keys)
+    changes = jax.tree.map(_less_where_it_bends, changes, slopes)
     # The middle of the samples: the largest may be an exponential far out, and say nothing.
     most = jax.tree.map(lambda c: jnp.median(c, axis=0), changes)
     # A constraint that does not vary is as large as it is; one that is zero too has no scale.
     own = jax.tree.map(jnp.abs, problem.called(name, x, y))
     size = jax.tree.map(lambda v, c: jnp.where(v > 0, v, c), most, own)
     return jax.tree.map(lambda v: jnp.where((v > 0) & jnp.isfinite(v), v, 1.0), size)
+
+
+def _where_it_binds(values: Array, slopes: Array) -> Array:
+    """Of several slopes that where the value is nearest to zero, for each entry."""
+    off = jnp.where(jnp.isfinite(values) & jnp.isfinite(slopes), jnp.abs(values), jnp.inf)
+    return jnp.abs(jnp.take_along_axis(slopes, jnp.argmin(off, axis=0)[None], axis=0)[0])
+
+
+def _less_where_it_bends(change: Array, slope: Array) -> Array:
+    return jnp.where(slope < BENDS * change, jnp.maximum(slope, SHARES[-1] * change), change)
 
 
 @quick
