@@ -122,11 +122,11 @@ class Run:
             return sentences.unbounded(self.summary, away)
         no_room = self.gradients + self.solver.gradients_per_step > self.limits.most
         late, stalled = self.limits.late(self.clock), self._stalled()
-        if (done or stalled) and not (no_room or late):
-            if jump := kink(self.verdicts.judge.problem, piece.point):
-                return sentences.kinked(self.summary, jump)
-            if self._fall_back():
-                return None
+        ended = (done or stalled) and not (no_room or late)
+        if ended and (jump := kink(self.verdicts.judge.problem, piece.point)):
+            return sentences.kinked(self.summary, jump)
+        if ended and self._fall_back():
+            return None
         if done:
             return sentences.stopped_itself(self.summary)
         if no_room:
@@ -176,12 +176,9 @@ class Run:
         return changed
 
     def _stalled(self) -> bool:
-        part, history = self.solver.part, self.verdicts.history
-        columns = (history[name] for name in ("gradients", "epsilon", "objective"))
-        since = self.fell_back_at or 0
-        return not part.in_stages and schedule.stalled(
-            *columns, rho=history.get("rho", ()), since=since, has_theorem=part.has_theorem
-        )
+        part, since = self.solver.part, self.fell_back_at or 0
+        seen = (self.verdicts.history, since, part.has_theorem)
+        return not part.in_stages and schedule.history_stalled(*seen)
 
     def _fall_back(self) -> bool:
         """Let another method go on where this one does not, if there is one."""

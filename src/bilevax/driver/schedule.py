@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -67,6 +67,13 @@ def next_piece(piece: int, done: int, seconds: float) -> int:
         return piece  # it ended early, and says nothing about time
     factor = min(max(PIECE_SECONDS / max(seconds, 1e-6), 0.25), 4.0)
     return int(min(max(piece * factor, LEAST_PIECE), MOST_PIECE))
+
+
+def history_stalled(history: Mapping[str, Sequence[float]], since: int, has_theorem: bool) -> bool:
+    """`stalled`, by the columns of a history."""
+    columns = (history[name] for name in ("gradients", "epsilon", "objective"))
+    rho = history.get("rho", ())
+    return stalled(*columns, rho=rho, since=since, has_theorem=has_theorem)
 
 
 def stalled(
