@@ -45,13 +45,13 @@ def diabetes(seed: int, train: int, noise: int = 0, units: bool = False) -> Spli
 
 
 def digits(seed: int, rows: int, wrong: float) -> Split:
-    """Digits between 0 and 1 with a constant column; some training labels are one too high."""
+    """Digits between 0 and 1 with a constant column; a share of the training labels is wrong."""
     X, t = load_digits(return_X_y=True)
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(t))[: 2 * rows]
     X = np.hstack([X[order] / 16, np.ones((2 * rows, 1))])
     t = t[order]
-    shifted = rng.permutation(rows)[: round(wrong * rows)]
+    shifted = rng.choice(rows, round(wrong * rows), replace=False)
     t[shifted] = (t[shifted] + rng.integers(1, 10, size=len(shifted))) % 10
     return Split(X[:rows], t[:rows], X[rows:], t[rows:])
 
@@ -97,7 +97,7 @@ def sparse_regression(seed: int, columns: int) -> Split:
     X = noise.copy()
     for column in range(1, columns):  # correlation 0.5^|i − j|
         X[:, column] = 0.5 * X[:, column - 1] + 0.75**0.5 * noise[:, column]
-    return _answered(rng, X, X[:, :15].sum(axis=1))
+    return _answered(rng, X, X[:, rng.choice(columns, 15, replace=False)].sum(axis=1))
 
 
 def grouped_regression(seed: int, columns: int, groups: int = 30) -> Split:

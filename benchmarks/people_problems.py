@@ -1,15 +1,22 @@
-"""The problems that people bring, by name."""
+"""The problems that people bring, by name, in the order of their numbers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import people_cleaning
 import people_groups
 import people_lasso
 import people_qcqp
+import people_quadratic
 import people_ridge
+import people_robust
+import people_sparse
 import people_svm
+import people_tolls
+from people_instance import Person
 
-PEOPLE = {
+PEOPLE: dict[str, Callable[[], Person]] = {
     "ridge": people_ridge.one_weight,
     "ridge in units": people_ridge.in_units,
     "ridge unbounded": people_ridge.unbounded,
@@ -24,5 +31,20 @@ PEOPLE = {
     "qcqp large": people_qcqp.large,
     "groups 600": people_groups.few,
     "groups 1500": people_groups.many,
+    "robust radius": people_robust.radius,
+    "adversarial targets": people_robust.targets,
+    "inverse": people_quadratic.inverse,
+    "tail portfolio": people_robust.tail,
+    "toy linear": people_quadratic.linear_toy,
+    "toy cubic": people_quadratic.cubic_toy,
+    "many minima": people_quadratic.wavy,
+    "coupled": people_quadratic.coupled,
+    "tolls filling": people_tolls.filling,
+    "elastic net 250": people_sparse.net,
+    "elastic net 2500": people_sparse.wide_net,
+    "group lasso 600": people_sparse.group_lasso,
+    "group lasso 1200": people_sparse.wide_group_lasso,
     "svm rows": people_svm.weighted,
+    "closed form": people_quadratic.closed_form,
+    "tolls linear": people_tolls.linear,
 }
