@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 
-import bilevax as bx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import log_softmax, softmax
+
+import bilevax as bx
 from bilevax.terms import Box
 from people_data import Split, digits
-from people_instance import Answer, Person
+from people_instance import Answer, Array, Person
 from people_ipopt import Level, relaxed
 from people_search import descent
-from scipy.special import log_softmax, softmax
 
 RIDGE, CLASSES, ROWS = 1e-3, 10, 300
 
@@ -23,7 +24,7 @@ def data() -> Split:
     return digits(0, ROWS, 0.3)
 
 
-def losses(W, X, t):
+def losses(W: Array, X: Array, t: Array) -> Array:
     """The cross-entropy of every row."""
     scores = jax.nn.log_softmax(X @ W)
     return -jnp.take_along_axis(scores, t[:, None], axis=1)[:, 0]
@@ -42,6 +43,7 @@ def trained(x: np.ndarray, first: np.ndarray | None = None) -> tuple[np.ndarray,
         )
 
     W = np.zeros((columns, CLASSES)) if first is None else first
+    hessian = np.eye(W.size)
     for _ in range(100):
         p = softmax(X @ W, axis=1)
         gradient = X.T @ (weights[:, None] * (p - wanted)) + RIDGE * W
@@ -93,7 +95,7 @@ def _ipopt() -> Answer:
     x, y = ca.MX.sym("x", ROWS), ca.MX.sym("y", columns * CLASSES)
     W = ca.reshape(y, columns, CLASSES)
 
-    def entropies(X: np.ndarray, t: np.ndarray):
+    def entropies(X: np.ndarray, t: np.ndarray) -> Array:
         scores = ca.DM(X) @ W
         wanted = ca.DM(np.eye(CLASSES)[t])
         return ca.log(ca.sum2(ca.exp(scores))) - ca.sum2(wanted * scores)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
-import bilevax as bx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bilevax.terms import Box, Simplex
-from people_data import adult
-from people_instance import Answer, Person
-from people_ipopt import Level, relaxed
-from people_search import on_a_line
 from scipy.optimize import minimize
 from scipy.special import expit
+
+import bilevax as bx
+from bilevax.terms import Box, Simplex
+from people_data import adult
+from people_instance import Answer, Array, Person
+from people_ipopt import Level, relaxed
+from people_search import on_a_line
 
 LOW, HIGH, GROUPS = -8.0, 2.0, 4
 Arrays = dict[str, np.ndarray]
@@ -33,7 +35,7 @@ def arrays(rows: int) -> Arrays:
     }
 
 
-def group_losses(w, X, M):
+def group_losses(w: Array, X: Array, M: Array) -> Array:
     return M @ jax.nn.softplus(-X @ w)
 
 
@@ -139,7 +141,8 @@ def _ipopt(d: Arrays) -> Answer:
     levels = [Level(w, below), Level(mix, -below, equalities=total, low=0.0, start=1 / GROUPS)]
     bounds = (np.array([LOW, -np.inf]), np.array([HIGH, np.inf]))
     over = of_groups(m["V"], m["N"]) - x[1]
-    return relaxed(x, x[1], levels, np.array([-3.0, 1.0]), bounds, upper_constraints=over)
+    found = relaxed(x, x[1], levels, np.array([-3.0, 1.0]), bounds, upper_constraints=over)
+    return dataclasses.replace(found, x=found.x[:1])
 
 
 def _person(rows: int) -> Person:

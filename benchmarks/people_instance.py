@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 import bilevax as bx
-import numpy as np
 
 Problem = bx.BilevelProblem | bx.ConstrainedBilevelProblem
 Value = Callable[[np.ndarray], float]
+#: What functions of JAX take and return.
+Array = Any
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,8 @@ class Person:
 
     `repaired` solves the lower level at x, one vector, without bilevax and returns the upper
     objective there. `reference` computes the least upper objective that could be found without
-    bilevax, and `published` is the one that the list of problems gives, where it gives one. `nested`
-    and `ipopt` are what a user would run instead; None where they do not apply.
+    bilevax, and `published` is the one that the list of problems gives, where it gives one.
+    `nested` and `ipopt` are what a user would run instead; None where they do not apply.
     """
 
     number: int

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from people_instance import Answer
 
 RELAXED = (1e-1, 1e-2, 1e-4, 1e-6, 1e-8)
@@ -40,6 +41,7 @@ def relaxed(
     start: np.ndarray,
     bounds: tuple[Any, Any],
     upper_constraints: Any = None,
+    upper_equalities: Any = None,
     seconds: float = SECONDS,
 ) -> Answer:
     """The answer of a few warm-started runs, each with smaller products of complements."""
@@ -62,14 +64,14 @@ def relaxed(
             -np.inf if level.low is None else level.low,
             np.inf if level.high is None else level.high,
         )
-        lagrangian, duals = level.objective, []
+        lagrangian, pairs = level.objective, []
         if level.constraints is not None:
-            duals.append((level.constraints, f"lam{n}"))
+            pairs.append((level.constraints, f"lam{n}"))
         if level.low is not None:
-            duals.append((ca.DM(np.broadcast_to(level.low, size)) - level.y, f"low{n}"))
+            pairs.append((ca.DM(np.broadcast_to(level.low, size)) - level.y, f"low{n}"))
         if level.high is not None:
-            duals.append((level.y - ca.DM(np.broadcast_to(level.high, size)), f"high{n}"))
-        for values, name in duals:
+            pairs.append((level.y - ca.DM(np.broadcast_to(level.high, size)), f"high{n}"))
+        for values, name in pairs:
             dual = ca.MX.sym(name, values.shape[0])
             unknown(dual, 0.1, 0.0, np.inf)
             lagrangian += ca.dot(dual, values)
@@ -84,6 +86,8 @@ def relaxed(
         zero.append(ca.gradient(lagrangian, level.y))
     if upper_constraints is not None:
         below.append(upper_constraints)
+    if upper_equalities is not None:
+        zero.append(upper_equalities)
 
     sizes = [u.shape[0] for u in unknowns]
     spread = lambda values: np.concatenate([np.broadcast_to(v, n) for v, n in zip(values, sizes)])
@@ -102,18 +106,22 @@ def relaxed(
     problem = {"x": ca.vertcat(*unknowns), "f": upper, "g": ca.vertcat(*zero, *below, *products)}
 
     begun, iterations, success, found = time.perf_counter(), 0, False, float("nan")
+    solver, duals = None, {}
     for step, relaxation in enumerate(RELAXED if products else RELAXED[-1:]):
         left = seconds - (time.perf_counter() - begun)
         if left <= 0:
             success = False
             break
-        warm = {"ipopt.warm_start_init_point": "yes", "ipopt.mu_init": 1e-4} if step else {}
-        timed = {"ipopt.max_wall_time": left}
-        solver = ca.nlpsol("people", "ipopt", problem, options | warm | timed)
+        if solver is None or step == 1:  # the later steps begin at the last one's multipliers
+            warm = {"ipopt.warm_start_init_point": "yes", "ipopt.mu_init": 1e-4} if step else {}
+            timed = {"ipopt.max_wall_time": left / 2 if step else left}
+            solver = ca.nlpsol("people", "ipopt", problem, options | warm | timed)
         most = np.concatenate(
             [np.zeros(count(zero) + count(below)), np.full(count(products), relaxation)]
         )
-        result = solver(x0=point, lbx=low, ubx=high, lbg=least, ubg=most)
+        given = {"x0": point, "lbx": low, "ubx": high, "lbg": least, "ubg": most}
+        result = solver(**given, **duals)
+        duals = {"lam_x0": result["lam_x"], "lam_g0": result["lam_g"]}
         point = np.asarray(result["x"]).ravel()
         stats = solver.stats()
         iterations, success = iterations + stats["iter_count"], bool(stats["success"])

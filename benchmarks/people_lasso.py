@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 
-import bilevax as bx
 import jax.numpy as jnp
 import numpy as np
+from sklearn.linear_model import lars_path
+
+import bilevax as bx
 from bilevax.terms import Box
 from people_data import Split, diabetes
 from people_instance import Answer, Person
 from people_ipopt import Level, relaxed
 from people_ridge import error
 from people_search import descent, on_a_line
-from sklearn.linear_model import lars_path
 
 KNOWN = 0.3061935
 

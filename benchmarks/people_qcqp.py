@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
-import bilevax as bx
 import cvxpy as cp
 import jax.numpy as jnp
 import numpy as np
+
+import bilevax as bx
 from bilevax.terms import Box
 from people_instance import Answer, Person
 from people_ipopt import Level, relaxed
-from people_qp import ACTIVE, slope
+from people_qp import slope
 from people_search import best, descent
 
 Arrays = dict[str, np.ndarray]
@@ -28,7 +30,7 @@ def arrays(nx: int, ny: int) -> Arrays:
         "Q": G @ G.T + 0.1 * np.eye(ny),
         "P": rng.normal(size=(ny, nx)) / nx**0.5,
         "q": rng.normal(size=ny),
-        "C": 0.5 * rng.normal(size=(ny, nx)) / nx**0.5,
+        "C": 0.25 * rng.normal(size=(ny, nx)) / nx**0.5,
         "A": rng.normal(size=(rows, ny)) / ny**0.5,
         "B": rng.normal(size=(rows, nx)) / nx**0.5,
         "b": rng.uniform(0.3, 0.8, size=rows),
@@ -68,23 +70,62 @@ class Below:
     def solve(self, x: np.ndarray) -> tuple[np.ndarray, float, np.ndarray]:
         """y, the multiplier of ‖y − Cx‖² ≤ 1, and those of the rows."""
         self.x.value = np.asarray(x, float)
-        options = {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10}
-        self.program.solve(solver=cp.CLARABEL, **options)
-        y = self.y.value
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # what is not accurate is made so below
+            self.program.solve(solver=cp.CLARABEL)
+        y, rows = self.y.value, np.ravel(np.asarray(self.rows.dual_value, float))
         if y is None:
             raise RuntimeError("the lower level has no solution at this x")
         # ‖·‖ ≤ 1 and ‖·‖² ≤ 1 have slopes that differ by the factor 2‖·‖, here 2.
-        return y, float(np.ravel(self.ball.dual_value)[0]) / 2, np.ravel(self.rows.dual_value)
+        ball = float(np.ravel(np.asarray(self.ball.dual_value, float))[0]) / 2
+        for least in (1e-4, 1e-5, 1e-6, 1e-3, 1e-2):
+            exact = self._exactly(x, y, ball * (ball > least), rows * (rows > least))
+            if exact is not None:
+                return exact
+        return y, ball, rows
+
+    def _exactly(
+        self, x: np.ndarray, y: np.ndarray, ball: float, rows: np.ndarray
+    ) -> tuple[np.ndarray, float, np.ndarray] | None:
+        """Newton's method on the conditions, with the constraints active whose multipliers count.
+
+        None if what it finds is no solution.
+        """
+        d, center = self.d, self.d["C"] @ x
+        ends = d["b"] + 0.2 * d["B"] @ x
+        active, touched = np.flatnonzero(rows), ball > 0
+        for _ in range(30):
+            out = y - center
+            held = [d["A"][active]] + ([2 * out[None]] if touched else [])
+            J = np.vstack(held)
+            lam = np.concatenate([rows[active], [ball] if touched else []])
+            over = np.concatenate(
+                [d["A"][active] @ y - ends[active], [out @ out - 1][: int(touched)]]
+            )
+            rest = np.concatenate([d["Q"] @ y + d["P"] @ x + d["q"] + J.T @ lam, over])
+            if np.linalg.norm(rest) < 1e-12:
+                break
+            hessian = d["Q"] + 2 * ball * np.eye(len(y))
+            matrix = np.block([[hessian, J.T], [J, np.zeros((len(J), len(J)))]])
+            step = np.linalg.lstsq(matrix, rest, rcond=1e-14)[0]
+            y, lam = y - step[: len(y)], lam - step[len(y) :]
+            rows = np.zeros_like(rows)
+            rows[active] = lam[: len(active)]
+            ball = float(lam[-1]) if touched else 0.0
+        else:
+            return None
+        inside = np.sum((y - center) ** 2) <= 1 + 1e-10 and np.all(d["A"] @ y <= ends + 1e-10)
+        return (y, ball, rows) if inside and ball >= 0 and np.all(rows >= 0) else None
 
     def value_and_slope(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         d = self.d
         y, ball, rows = self.solve(x)
         rest_x, rest_y, out = x - d["x0"], y - d["y0"], y - d["C"] @ x
-        active = rows > ACTIVE
+        active = rows > 0
         hessian = d["Q"] + 2 * ball * np.eye(len(y))
         lagrangian_yx = d["P"] - 2 * ball * d["C"]
         of_y, of_x = [d["A"][active]], [-0.2 * d["B"][active]]
-        if ball > ACTIVE:
+        if ball > 0:
             of_y.append(2 * out[None])
             of_x.append(-2 * (d["C"].T @ out)[None])
         change = slope(hessian, np.vstack(of_y), rest_y, lagrangian_yx, np.vstack(of_x))

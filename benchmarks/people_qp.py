@@ -48,7 +48,35 @@ def solve(program: Program) -> Solved:
     if "Solved" not in str(found.status):
         raise RuntimeError(f"the lower level could not be solved: {found.status}")
     duals = np.array(found.z)
-    return Solved(np.array(found.x), duals[len(e) :], duals[: len(e)])
+    near = Solved(np.array(found.x), duals[len(e) :], duals[: len(e)])
+    for least in (1e-6, 1e-7, 1e-8, 1e-5, 1e-4):
+        exact = _exactly(p, E, e, near, near.lam > least)
+        if exact is not None:
+            return exact
+    return near
+
+
+def _exactly(
+    p: Program, E: np.ndarray, e: np.ndarray, near: Solved, active: np.ndarray
+) -> Solved | None:
+    """The solution with these rows active, if it is one; the nearest one to what is known."""
+    rows = np.vstack([p.A[active], E])
+    count = len(rows)
+    matrix = np.block([[p.H, rows.T], [rows, np.zeros((count, count))]])
+    known = np.concatenate([near.y, near.lam[active], near.nu])
+    right = np.concatenate([-p.g, p.b[active], e])
+    try:
+        step = np.linalg.solve(matrix, right - matrix @ known)
+    except np.linalg.LinAlgError:
+        step = np.linalg.lstsq(matrix, right - matrix @ known, rcond=1e-12)[0]
+    found = known + step
+    lam = np.zeros(len(p.b))
+    size, held = len(p.g), int(active.sum())
+    y, lam[active] = found[:size], found[size : size + held]
+    scale = 1 + np.abs(found).max()
+    met = np.abs(matrix @ found - right).max() <= 1e-10 * scale
+    inside = np.all(p.A @ y <= p.b + 1e-10 * scale) and np.all(lam >= -1e-12 * scale)
+    return Solved(y, lam, found[size + held :]) if met and inside else None
 
 
 def slope(

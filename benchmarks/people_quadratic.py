@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 
-import bilevax as bx
 import jax.numpy as jnp
 import numpy as np
+
+import bilevax as bx
 from bilevax.terms import Box
-from people_instance import Answer, Person, Problem
+from people_instance import Answer, Array, Person
 from people_ipopt import Level, relaxed
 from people_qp import ACTIVE, Program, slope, solve
 from people_search import best, descent, on_a_line
@@ -69,7 +70,7 @@ def _price_ipopt() -> Answer:
 
 
 def inverse() -> Person:
-    def lower(x, y, d):
+    def lower(x: Array, y: Array, d: Array) -> Array:
         bent = 0.5 * jnp.einsum("ki,kij,kj->", y, d["Q"], y)
         return bent + jnp.sum((d["q"] + x) * y)
 
@@ -159,7 +160,7 @@ def _wavy_ipopt() -> Answer:
 
 
 def wavy() -> Person:
-    def upper(x, y):
+    def upper(x: Array, y: Array) -> Array:
         return jnp.exp(2 - y) / (2 + jnp.cos(6 * x)) + 0.5 * jnp.log((4 * x - 2) ** 2 + 1)
 
     problem = bx.ConstrainedBilevelProblem(
@@ -230,7 +231,7 @@ def _coupled_ipopt(m: Arrays, start: np.ndarray) -> Answer:
 
 
 def coupled() -> Person:
-    def upper(x, y, m):
+    def upper(x: Array, y: Array, m: Array) -> Array:
         z = jnp.concatenate([x, y])
         return 0.5 * z @ m["A"] @ z + m["b"] @ z
 
@@ -314,11 +315,11 @@ def _simulated_ipopt() -> Answer:
 
 
 def closed_form() -> Person:
-    def upper(x, y, m):
+    def upper(x: Array, y: Array, m: Array) -> Array:
         z = jnp.concatenate([x, y])
         return 0.5 * z @ m["A"] @ z + m["b"] @ z
 
-    problem: Problem = bx.ConstrainedBilevelProblem(
+    problem = bx.ConstrainedBilevelProblem(
         upper=upper,
         lower=lambda x, y, m: 0.5 * y @ m["H"] @ y + x @ m["C"] @ y + m["h"] @ y,
         x=Box(-10.0, 10.0),

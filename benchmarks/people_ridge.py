@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 
-import bilevax as bx
 import jax.numpy as jnp
 import numpy as np
+
+import bilevax as bx
 from bilevax.terms import Box, Free, Term
 from people_data import Split, diabetes
-from people_instance import Answer, Person
+from people_instance import Answer, Array, Person
 from people_ipopt import Level, relaxed
 from people_search import best, descent, on_a_line
 
 
-def error(w, X, t):
+def error(w: Array, X: Array, t: Array) -> Array:
     return 0.5 * jnp.mean((X @ w - t) ** 2)
 
 

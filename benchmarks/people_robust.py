@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 
-import bilevax as bx
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import brentq
+
+import bilevax as bx
 from bilevax.terms import Box, CappedSimplex, L2Ball, Simplex
 from people_data import Split, diabetes
-from people_instance import Answer, Person
+from people_instance import Answer, Array, Person
 from people_ipopt import Level, relaxed
 from people_qp import Program, solve
 from people_ridge import error
 from people_search import descent, on_a_line
-from scipy.optimize import brentq
 
 
 @functools.cache
@@ -66,9 +67,7 @@ def _radius_ipopt() -> Answer:
 def radius() -> Person:
     problem = bx.BilevelProblem(
         upper=lambda x1, x2, y1, y2, d: error(y1, d["V"], d["s"]),
-        lower=lambda x1, y1, y2, d: (
-            y2["u"] @ (d["X"] @ y1 - d["t"]) + jnp.exp(x1) * (y2["v"] @ y1)
-        ),
+        lower=lambda x1, y1, y2, d: y2["u"] @ (d["X"] @ y1 - d["t"]) + jnp.exp(x1) * (y2["v"] @ y1),
         x1=Box(-5.0, 0.5),
         y1=L2Ball(3.0),
         y2=L2Ball(1.0),
@@ -112,7 +111,8 @@ def guarded(x: float) -> tuple[np.ndarray, np.ndarray]:
         if np.linalg.norm(gradient) < 1e-11:
             break
         step, size = np.linalg.solve(hessian, gradient), 1.0
-        while value(w - size * step) > value(w) - 1e-4 * size * gradient @ step and size > 1e-8:
+        fall = 1e-4 * gradient @ step
+        while size > 1e-8 and value(w - size * step) > value(w) - size * fall + 1e-15:
             size /= 2
         w = w - size * step
     return w, hessian
@@ -141,7 +141,7 @@ def _targets_ipopt() -> Answer:
 
 
 def targets() -> Person:
-    def lower(x1, y1, y2, d):
+    def lower(x1: Array, y1: Array, y2: Array, d: Array) -> Array:
         reach = jnp.exp(x1)
         rest = d["X"] @ y1 - d["t"] + reach * y2
         moved = 0.75 * reach**2 * jnp.sum(y2**2)
@@ -227,16 +227,14 @@ def _tail_ipopt() -> Answer:
 
 
 def tail() -> Person:
-    def upper(x1, x2, y1, y2, d):
+    def upper(x1: Array, x2: Array, y1: Array, y2: Array, d: Array) -> Array:
         later = d["later"] @ y1
         return -jnp.mean(later) + 0.5 * jnp.var(later)
 
     early, later = returns()
     problem = bx.BilevelProblem(
         upper=upper,
-        lower=lambda x1, y1, y2, d: (
-            -y2 @ (d["early"] @ y1) + 0.5 * jnp.exp(x1) * jnp.sum(y1**2)
-        ),
+        lower=lambda x1, y1, y2, d: -y2 @ (d["early"] @ y1) + 0.5 * jnp.exp(x1) * jnp.sum(y1**2),
         x1=Box(-4.0, 4.0),
         y1=Simplex(),
         y2=CappedSimplex(cap=1 / (TAIL * SCENARIOS)),

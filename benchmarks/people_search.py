@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from people_instance import Answer, Value
 from scipy.optimize import minimize, minimize_scalar
+
+from people_instance import Answer, Value
 
 Slope = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
@@ -25,7 +26,7 @@ def on_a_line(value: Value, low: float, high: float, points: int = 61) -> float:
         found = minimize_scalar(
             lambda x: value(np.array([x])), bounds=ends(i), method="bounded", options=options
         )
-        lowest.append(found.fun)  # pyright: ignore[reportAttributeAccessIssue]
+        lowest.append(found.fun)
     return float(min(lowest))
 
 

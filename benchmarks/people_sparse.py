@@ -7,18 +7,20 @@ over a box or over balls.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
-import bilevax as bx
 import jax.numpy as jnp
 import numpy as np
+from sklearn.linear_model import ElasticNet
+
+import bilevax as bx
 from bilevax.terms import Box, L2Ball
 from people_data import Split, grouped_regression, sparse_regression
-from people_instance import Answer, Person
+from people_instance import Answer, Array, Person
 from people_ipopt import Level, relaxed
 from people_ridge import error
 from people_search import best, descent
-from sklearn.linear_model import ElasticNet
 
 LOW, HIGH = -6.0, 2.0  # of the logarithms of all weights
 GROUPS = 30
@@ -70,21 +72,25 @@ def _net_ipopt(d: Split) -> Answer:
 
     X, t, V, s = (ca.DM(a) for a in d.arrays().values())
     rows, columns = d.train.shape
-    # The rests are variables of their own, which keeps the matrices of IPOPT sparse.
-    x, y = ca.MX.sym("x", 2), ca.MX.sym("y", 2 * columns + rows)
+    # The rests of both levels are variables of their own, which keeps IPOPT's matrices sparse.
+    x, y = ca.MX.sym("x", 2 + len(d.held)), ca.MX.sym("y", 2 * columns + rows)
     parts, rests = y[: 2 * columns], y[2 * columns :]
     w = parts[:columns] - parts[columns:]
     below = 0.5 * ca.sumsqr(rests) / rows + ca.exp(x[0]) * ca.sum1(parts)
     below += 0.5 * ca.exp(x[1]) * ca.sumsqr(parts)
     level = Level(y, below, constraints=-parts, equalities=X @ w - t - rests)
-    upper = 0.5 * ca.sumsqr(V @ w - s) / V.shape[0]
-    return relaxed(x, upper, [level], np.zeros(2), (LOW, HIGH))
+    upper = 0.5 * ca.sumsqr(x[2:]) / len(d.held)
+    free = np.full(len(d.held), np.inf)
+    bounds = (np.concatenate([[LOW, LOW], -free]), np.concatenate([[HIGH, HIGH], free]))
+    start = np.concatenate([np.zeros(2), -d.held_target])
+    found = relaxed(x, upper, [level], start, bounds, upper_equalities=V @ w - s - x[2:])
+    return dataclasses.replace(found, x=found.x[:2])
 
 
 def _net(columns: int) -> Person:
     d = sparse_regression(0, columns)
 
-    def lower(x, y, d):
+    def lower(x: Array, y: Array, d: Array) -> Array:
         p, q = y["p"], y["q"]
         linear = jnp.exp(x[0]) * jnp.sum(p + q)
         return error(p - q, d["X"], d["t"]) + linear + 0.5 * jnp.exp(x[1]) * jnp.sum(p**2 + q**2)
@@ -207,7 +213,7 @@ def _grouped(columns: int) -> Person:
     d = grouped_regression(0, columns)
     shape = (GROUPS, columns // GROUPS)
 
-    def lower(x1, y1, y2, d):
+    def lower(x1: Array, y1: Array, y2: Array, d: Array) -> Array:
         norms = jnp.exp(x1[:-1]) @ jnp.sum(y2["v"] * y1.reshape(shape), axis=1)
         return error(y1, d["X"], d["t"]) + norms + jnp.exp(x1[-1]) * (y2["u"] @ y1)
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 
-import bilevax as bx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import expit
+
+import bilevax as bx
 from bilevax.terms import Box
 from people_data import Split, breast_cancer
-from people_instance import Answer, Person
+from people_instance import Answer, Array, Person
 from people_ipopt import Level, relaxed
 from people_qp import ACTIVE, Program, slope, solve
 from people_search import best, descent
-from scipy.special import expit
 
 LOW, HIGH = 0.05, 2.0  # of the bounds on w
 LEAST, MOST = -5.0, 5.0  # of the logarithms of C
@@ -24,11 +25,11 @@ def logistic(margins: np.ndarray) -> float:
     return float(np.mean(np.logaddexp(0.0, -margins)))
 
 
-def held_loss(y, d):
+def held_loss(y: Array, d: Array) -> Array:
     return jnp.mean(jax.nn.softplus(-d["s"] * (d["V"] @ y["w"] + y["b"])))
 
 
-def margin_rows(y, d):
+def margin_rows(y: Array, d: Array) -> Array:
     return 1 - y["slack"] - d["t"] * (d["X"] @ y["w"] + y["b"])
 
 
@@ -117,7 +118,7 @@ def weighted_value_and_slope(x: np.ndarray) -> tuple[float, np.ndarray]:
     ridge = np.diag(np.append(np.ones(signed.shape[1] - 1), 0.0))
     weights = np.exp(x) / rows
     value = lambda w: 0.5 * w @ ridge @ w + 0.5 * weights @ np.maximum(1 - signed @ w, 0) ** 2
-    w = np.zeros(signed.shape[1])
+    w, short, hessian = np.zeros(signed.shape[1]), np.ones(rows), ridge
     for _ in range(200):
         short = np.maximum(1 - signed @ w, 0)
         gradient = ridge @ w - signed.T @ (weights * short)
@@ -126,7 +127,8 @@ def weighted_value_and_slope(x: np.ndarray) -> tuple[float, np.ndarray]:
             break
         step = np.linalg.lstsq(hessian, gradient, rcond=1e-14)[0]
         size = 1.0
-        while value(w - size * step) > value(w) - 1e-4 * size * gradient @ step and size > 1e-8:
+        fall = 1e-4 * gradient @ step
+        while size > 1e-8 and value(w - size * step) > value(w) - size * fall + 1e-15:
             size /= 2
         w = w - size * step
     held = data.held_target[:, None] * np.column_stack([data.held, np.ones(len(data.held))])

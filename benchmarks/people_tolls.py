@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 
-import bilevax as bx
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import linprog
+
+import bilevax as bx
 from bilevax.terms import Box
 from people_instance import Answer, Person
 from people_ipopt import Level, relaxed
 from people_qp import ACTIVE, Program, slope, solve
 from people_search import best, descent
-from scipy.optimize import linprog
 
 NODES, SHARE, MOST, CAPACITY = 12, 0.8, 3.0, 2.0
 Arrays = dict[str, np.ndarray]
