@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
-#: Where Adult lies, beside the checkout or beside the project's main one.
-FOLDERS = (Path(__file__).parents[2] / "shared" / "data", Path("/work/shared/data"))
+#: Where Adult lies: beside the checkout.
+ADULT = Path(__file__).parents[2] / "shared" / "data" / "adult.csv.gz"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def standardised(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def diabetes(seed: int, train: int, noise: int = 0, units: bool = False) -> Split:
     """Diabetes, standardised on the training rows, with columns of noise; or the target's units."""
-    X, t = load_diabetes(return_X_y=True)
+    X, t = map(np.asarray, load_diabetes(return_X_y=True))
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(t))
     rows = order[:train]
@@ -46,7 +46,7 @@ def diabetes(seed: int, train: int, noise: int = 0, units: bool = False) -> Spli
 
 def digits(seed: int, rows: int, wrong: float) -> Split:
     """Digits between 0 and 1 with a constant column; a share of the training labels is wrong."""
-    X, t = load_digits(return_X_y=True)
+    X, t = map(np.asarray, load_digits(return_X_y=True))
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(t))[: 2 * rows]
     X = np.hstack([X[order] / 16, np.ones((2 * rows, 1))])
@@ -58,7 +58,7 @@ def digits(seed: int, rows: int, wrong: float) -> Split:
 
 def breast_cancer(seed: int, features: int, train: int, held: int) -> Split:
     """Breast cancer, standardised on the training rows; labels are −1 and 1."""
-    X, t = load_breast_cancer(return_X_y=True)
+    X, t = map(np.asarray, load_breast_cancer(return_X_y=True))
     X, t = X[:, :features], 2.0 * t - 1.0
     order = np.random.default_rng(seed).permutation(len(t))
     X = standardised(X, order[:train])
@@ -70,8 +70,7 @@ def breast_cancer(seed: int, features: int, train: int, held: int) -> Split:
 def _adult() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     import pandas as pd
 
-    file = next(f for folder in FOLDERS if (f := folder / "adult.csv.gz").exists())
-    table = pd.read_csv(file, skipinitialspace=True)
+    table = pd.read_csv(ADULT, skipinitialspace=True)
     label = table.pop("income").astype(str).str.contains(">50K").to_numpy()
     sex = (table["sex"] == "Male").to_numpy()
     table = table.drop(columns=[c for c in ("split", "fnlwgt", "education") if c in table])

@@ -27,7 +27,7 @@ def data() -> Split:
 @functools.cache
 def path() -> tuple[np.ndarray, np.ndarray]:
     """All solutions, which are straight between these: falling weights, and a row for each."""
-    weights, _, solutions = lars_path(data().train, data().target, method="lasso", eps=1e-15)
+    weights, _, solutions = lars_path(data().train, data().target, method="lasso")
     return weights, solutions.T
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
+from typing import Any
 
-import clarabel
 import numpy as np
 from scipy import sparse
 
 ACTIVE = 1e-7
+# It has no types.
+clarabel: Any = importlib.import_module("clarabel")
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,8 @@ def cubic_toy() -> Person:
 
 # 17: below y = x, since the least of (y − 2x)² lies beyond y ≤ x.
 def wavy_value(x: np.ndarray) -> float:
-    x = float(np.ravel(x)[0])
-    return float(np.exp(2 - x) / (2 + np.cos(6 * x)) + 0.5 * np.log((4 * x - 2) ** 2 + 1))
+    at = float(np.ravel(x)[0])
+    return float(np.exp(2 - at) / (2 + np.cos(6 * at)) + 0.5 * np.log((4 * at - 2) ** 2 + 1))
 
 
 def _wavy_ipopt() -> Answer:
@@ -299,7 +299,8 @@ def simulated_least() -> float:
     lift = np.vstack([np.eye(FREE), moved[:, :-1]])
     offset = np.concatenate([np.zeros(FREE), moved[:, -1]])
     x = np.linalg.solve(lift.T @ m["A"] @ lift, -lift.T @ (m["A"] @ offset + m["b"]))
-    assert np.abs(x).max() < 10 and np.abs(moved[:, :-1] @ x + moved[:, -1]).max() < 50
+    assert np.abs(x).max() < 10
+    assert np.abs(moved[:, :-1] @ x + moved[:, -1]).max() < 50
     return simulated_value_and_slope(x)[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +45,8 @@ def robust_weights(x: float) -> np.ndarray:
 
     if np.linalg.norm(X.T @ t) <= np.exp(x) * np.linalg.norm(t):
         return np.zeros(X.shape[1])
-    return ridge(np.exp(brentq(off, -30.0, 30.0, xtol=1e-14)))
+    root: Any = brentq(off, -30.0, 30.0, xtol=1e-14)
+    return ridge(np.exp(root))
 
 
 def _radius_ipopt() -> Answer:
@@ -174,7 +176,7 @@ STOCKS, SCENARIOS, TAIL = 8, 120, 0.1
 
 @functools.cache
 def returns() -> tuple[np.ndarray, np.ndarray]:
-    """Returns of eight stocks in per cent, with a common factor and heavy tails: early and later."""
+    """Early and later returns of eight stocks in per cent, with a common factor and heavy tails."""
     rng = np.random.default_rng(0)
     drift = rng.uniform(0.0, 0.5, size=STOCKS)
     loading = rng.uniform(0.5, 1.5, size=STOCKS)
