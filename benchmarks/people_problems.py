@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import people_cleaning
+import people_closed_form
+import people_coupled
 import people_groups
+import people_inverse
 import people_lasso
+import people_portfolio
 import people_qcqp
-import people_quadratic
 import people_ridge
 import people_robust
 import people_sparse
 import people_svm
 import people_tolls
+import people_toys
 from people_instance import Person
 
 PEOPLE: dict[str, Callable[[], Person]] = {
@@ -33,18 +37,18 @@ PEOPLE: dict[str, Callable[[], Person]] = {
     "groups 1500": people_groups.many,
     "robust radius": people_robust.radius,
     "adversarial targets": people_robust.targets,
-    "inverse": people_quadratic.inverse,
-    "tail portfolio": people_robust.tail,
-    "toy linear": people_quadratic.linear_toy,
-    "toy cubic": people_quadratic.cubic_toy,
-    "many minima": people_quadratic.wavy,
-    "coupled": people_quadratic.coupled,
+    "inverse": people_inverse.inverse,
+    "tail portfolio": people_portfolio.tail,
+    "toy linear": people_toys.linear,
+    "toy cubic": people_toys.cubic,
+    "many minima": people_toys.wavy,
+    "coupled": people_coupled.coupled,
     "tolls filling": people_tolls.filling,
     "elastic net 250": people_sparse.net,
     "elastic net 2500": people_sparse.wide_net,
     "group lasso 600": people_sparse.group_lasso,
     "group lasso 1200": people_sparse.wide_group_lasso,
     "svm rows": people_svm.weighted,
-    "closed form": people_quadratic.closed_form,
+    "closed form": people_closed_form.closed_form,
     "tolls linear": people_tolls.linear,
 }
