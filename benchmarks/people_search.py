@@ -47,5 +47,26 @@ def descent(
     return Answer(float(found.fun), found.x, seconds, int(found.nit), bool(found.success))
 
 
+def hops(
+    value_and_slope: Slope,
+    start: np.ndarray,
+    bounds: tuple[float, float],
+    count: int,
+    size: float,
+    seed: int = 0,
+) -> Answer:
+    """Descents from random places near the best so far, for values with kinks and many valleys.
+
+    The size of the hops alternates between `size` and a tenth of it.
+    """
+    rng = np.random.default_rng(seed)
+    found = descent(value_and_slope, start, bounds)
+    for hop in range(count):
+        reach = size if hop % 2 else size / 10
+        near = np.clip(found.x + reach * rng.normal(size=len(start)), *bounds)
+        found = best([found, descent(value_and_slope, near, bounds)])
+    return found
+
+
 def best(answers: Iterable[Answer]) -> Answer:
     return min(answers, key=lambda answer: answer.F)
