@@ -75,6 +75,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/coverage.py --json benchmarks/results/coverage.json
 	$(BIN)/python benchmarks/sapd_overhead.py --json benchmarks/results/sapd_overhead.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/robust.py --json benchmarks/results/robust.json
+	test ! -d ../shared/data || $(BIN)/python benchmarks/people.py $(beside) --json benchmarks/results/people.json --plot benchmarks/results/people.png
 	$(BIN)/python benchmarks/robust_large.py --json benchmarks/results/robust_large.json
 	# On an accelerator (its results are kept): benchmarks/deep_cost.py and benchmarks/deep_dominoes.py.
 	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json
