@@ -119,6 +119,8 @@ def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> 
         upper_smoothness=p.upper_smoothness if x2 is None else None,
         lower_smoothness=_lower_smoothness(p, bounds),
         f_low=p.f_low,
+        lower_modulus=p.lower_modulus,  # weighed constraints are convex: they take nothing from it
+        radius=p.radius,
     )
 
 
