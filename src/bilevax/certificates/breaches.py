@@ -103,7 +103,6 @@ def _worst(claim: Claim, allowances: dict[str, Array], ways: int, axes: int) -> 
     diameter = claim.term.diameter(claim.at).astype(at.dtype)
     bounded = jnp.isfinite(diameter)
     reach = jnp.where(bounded, diameter, 1 + jnp.max(jnp.abs(at), initial=0))
-    endless = claim.on is not None and claim.term.endless
 
     def between(end: Tree, share: Array) -> Tree:
         return trees.combine(1 - share, claim.at, share, end)
@@ -130,7 +129,7 @@ def _worst(claim: Claim, allowances: dict[str, Array], ways: int, axes: int) -> 
     shares = number(np.repeat(SHARES, ways))
     entry, sign, share = (grid.ravel() for grid in np.meshgrid(chosen, (1, -1), AXIS_SHARES))
     found = [_least(measure, drawn, (jnp.tile(keys, len(SHARES)), shares))]
-    if endless:
+    if claim.on is not None:
         found.append(_least(measure, far, (jnp.tile(keys, len(SHARES)), shares)))
     if claim.shape == STRONG:
         found.append(_least(measure, *_likely(claim)))
@@ -207,7 +206,7 @@ def _missed_bound(claim: Claim, allowed: Array) -> Callable[[Tree], Array]:
     excess = excess.astype(value.dtype)
     bound = value - excess
     eps = ROUNDINGS * jnp.finfo(value.dtype).eps
-    on = claim.on if claim.term.endless else None
+    on = claim.on
 
     def measure(s: Tree) -> Array:
         there, of_term = claim.values(s), claim.term.value(s).astype(value.dtype)

@@ -128,7 +128,9 @@ class _Parts(NamedTuple):
     products_z: Array  # at z
     upper_products: Array  # of the upper level's own
     gap: Array  # the bound on it
-    alone: Array  # whether that needs nothing else to stand on: 1 or 0
+    alone: Array | None = (
+        None  # whether that needs no ground to stand on, 1 or 0, where it has some
+    )
 
 
 def _parts(
@@ -137,7 +139,7 @@ def _parts(
     # Weak duality: the constrained minimum is at least min over z of the Lagrangian at (λ̄, ν̄),
     # which is convex in z and lies above its tangent.
     dtype = e.lower.dtype
-    on = lower_ground(problem, point.x, point.y)
+    on = lower_ground(problem, "y", point.x, point.y)
     fall, alone = grounded_excess(problem.y, point.z, trees.scale(-1, e.below[1]), on)
     return _Parts(
         x=trees.axpy(-rho, e.below[0], e.above[0]),
@@ -150,7 +152,7 @@ def _parts(
         products_z=_products((m.lam_bar, m.nu_bar), e.at_z, dtype),
         upper_products=_products((m.upper_lam, m.upper_nu), e.own, dtype),
         gap=e.lower - e.dual + problem.y.value(point.y) + fall.astype(dtype),
-        alone=alone.astype(dtype),
+        alone=None if on is None else alone.astype(dtype),
     )
 
 
@@ -198,7 +200,8 @@ class ConstrainedKKT(Definition):
         here = _evaluation(problem, m, rho, point)
         evaluate = lambda problem, point: _evaluation(problem, m, rho, point)
         of = lambda seen: _parts(problem, point, m, rho, seen)
-        parts, noise = of(here), _Parts(*rounding(evaluate, of, problem, point, here, dtype))
+        there = lambda seen: [part for part in of(seen) if part is not None]
+        parts, noise = of(here), _Parts(*rounding(evaluate, there, problem, point, here, dtype))
         stationary = (problem.x.residual(x, parts.x), (rho * problem.y).residual(y, parts.y))
         terms, eps = term_values(problem, point), jnp.finfo(dtype).eps
         linear = trees.dot(*jax.tree.map(jnp.abs, (z, parts.z))).astype(dtype)
@@ -237,7 +240,8 @@ class ConstrainedKKT(Definition):
             "rho": rho,
             "objective": objective,
         }
-        rests = footing((lower_ground(problem, x, y), parts.alone > 0.5, noise.alone))
+        on = lower_ground(problem, "y", x, y)
+        rests = footing([] if on is None else [(on, parts.alone > 0.5, noise.alone)])
         return bounded(lines, allowances, inside, dtype) | notes | rests._asdict()
 
     def sizes(self, problem: ConstrainedBilevelProblem, point: Point) -> dict[str, Array]:
@@ -284,9 +288,9 @@ class ConstrainedKKT(Definition):
         below = lambda z: lower_lagrangian(problem, point.x, z, m)
         constrained = m.lam_bar is not None or m.nu_bar is not None
         name = "lower with its constraints" if constrained else "lower"
-        on = lower_ground(problem, point.x, point.y)
+        on = lower_ground(problem, "y", point.x, point.y)
         claims = [Claim(name, "y", "convex", below, problem.y, point.z, "lower_gap", on)]
-        if problem.lower_modulus is not None:
+        if problem.lower_modulus is not None and on is not None:
             of_slopes = ("response_z", point.rho)
             claims.append(claims[0]._replace(shape=STRONG, of_slopes=of_slopes))
         if problem.equalities is not None:
@@ -317,7 +321,7 @@ class ConstrainedKKT(Definition):
         own = Multipliers(lam_bar=lam, nu_bar=nu)
         dual, slope = jax.value_and_grad(lambda z: lower_lagrangian(problem, x, z, own))(y)
         dtype = dual.dtype
-        on = lower_ground(problem, x, y)
+        on = lower_ground(problem, "y", x, y)
         fall = grounded_excess(problem.y, y, trees.scale(-1, slope), on).bound
         gap = problem.lower_value(x, y) - dual + fall.astype(dtype)
         lower = tuple(problem.called(name, x, y) for name in CONSTRAINTS[:2])

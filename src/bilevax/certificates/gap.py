@@ -11,6 +11,7 @@ F + φ falls from z to s by at most −⟨v, s − z⟩ there:
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -50,9 +51,10 @@ def ground(center: Tree, radius: Any = None, modulus: Any = None) -> Ground:
     return Ground(center, given, jnp.where(fits, m, jnp.zeros_like(m)))
 
 
-def lower_ground(problem: Any, x: Tree, y: Tree) -> Ground | None:
-    """What a bound over a block y of the lower level at x stands on; None for an absent one."""
-    if y is None:
+def lower_ground(problem: Any, block: str, x: Tree, y: Tree) -> Ground | None:
+    """What a bound over a block of the lower level at x stands on; None if its term is enough."""
+    term = getattr(problem, block)
+    if term is None or not term.endless:
         return None
     modulus = problem.lower_modulus
     if callable(modulus):
@@ -75,7 +77,7 @@ def linear_excess(term: Term | None, z: Tree, g: Tree) -> Array:
 def grounded_excess(term: Term | None, z: Tree, g: Tree, on: Ground | None) -> Excess:
     """`linear_excess` where it is finite, and elsewhere what holds on this ground."""
     excess = linear_excess(term, z, g)
-    if term is None or on is None or not term.endless:
+    if term is None or on is None:
         return Excess(excess, jnp.asarray(True))
     alone = jnp.isfinite(excess)
     slope = trees.norm(term.endless_slope(z, g)).astype(excess.dtype)
@@ -113,16 +115,14 @@ class Footing(NamedTuple):
     modulus: Array
 
 
-def footing(*bounds: tuple[Ground | None, Array, Array]) -> Footing:
+def footing(bounds: list[tuple[Ground, Array, Array]]) -> Footing:
     """Of bounds with their ground, whether they stand alone, and how rounding changes that.
 
     A slope that vanishes only by rounding is one that the bound does not stand on.
     """
-    radii, moduli = [], []
+    radii, moduli = [jnp.asarray(jnp.inf)], [jnp.zeros(())]
     for on, alone, changes in bounds:
-        if on is None:
-            continue
         rests, strong = ~alone | (changes > 0.5), on.modulus > 0
         radii.append(jnp.where(rests & ~strong, on.radius, jnp.inf))
         moduli.append(jnp.where(rests & strong, on.modulus, 0))
-    return Footing(jnp.min(jnp.stack(radii)), jnp.max(jnp.stack(moduli)))
+    return Footing(functools.reduce(jnp.minimum, radii), functools.reduce(jnp.maximum, moduli))

@@ -16,7 +16,7 @@ from bilevax.certificates.around import Answer
 from bilevax.certificates.breaches import STRONG, Claim
 from bilevax.certificates.certificate import Certificate, line, strong_convexity
 from bilevax.certificates.definition import Definition, bounded, term_values
-from bilevax.certificates.gap import ground, grounded_excess, lower_ground, saddle_gap
+from bilevax.certificates.gap import Ground, ground, grounded_excess, lower_ground, saddle_gap
 from bilevax.certificates.residuals import gap_bounds, pieces, stationarity_and_responses
 from bilevax.certificates.witnesses import best_response, best_rho, respond, saddle_point
 from bilevax.problems import BilevelProblem, Point, register
@@ -105,7 +105,8 @@ class KKT(Definition):
     def claims(self, problem: BilevelProblem, point: Point) -> list[Claim]:
         p = point
         below = lambda y1: problem.smooth_lower(p.x1, y1, p.y2)
-        of_y1, of_y2 = (lower_ground(problem, p.x1, y) for y in (p.y1, p.y2))
+        of_y1 = lower_ground(problem, "y1", p.x1, p.y1)
+        of_y2 = lower_ground(problem, "y2", p.x1, p.y2)
         claims = [Claim("lower", "y1", "convex", below, problem.y1, p.z1, "gap", of_y1)]
         if problem.y2 is not None:
             above = lambda y2: -problem.smooth_lower(p.x1, p.y1, y2)
@@ -115,10 +116,11 @@ class KKT(Definition):
             claims += [
                 claim._replace(shape=STRONG, of_slopes=(line, p.rho))
                 for claim, line in zip(claims, lines)
+                if claim.on is not None
             ]
         if problem.x2 is not None:
             upper = lambda x2: -problem.smooth_upper(p.x1, x2, p.y1, p.y2)
-            at = (problem.x2, p.x2, "response_x2", ground(p.x2))
+            at = (problem.x2, p.x2, "response_x2", _ground_of_x2(problem, p.x2))
             claims.append(Claim("upper", "x2", "concave", upper, *at))
         return claims
 
@@ -134,14 +136,14 @@ class KKT(Definition):
         """F there is f with the best x2, and ρ times the lower level's gap on top."""
         p, saddle = point, lower_level(problem, x)
         y1, y2 = saddle_point(saddle, p.y1, p.y2, steps)
-        on = (lower_ground(problem, x, y1), lower_ground(problem, x, y2))
+        on = (lower_ground(problem, "y1", x, y1), lower_ground(problem, "y2", x, y2))
         gap = saddle_gap(saddle, y1, y2, *saddle.gradient(y1, y2), on)
         f = lambda x2: problem.smooth_upper(x, x2, y1, y2)
         x2 = p.x2
         if problem.x2 is not None:
             x2 = best_response(lambda u: -f(u), problem.x2, x2, steps)
         value, slope = jax.value_and_grad(f)(x2) if x2 is not None else (f(None), None)
-        on_x2 = None if x2 is None else ground(x2)
+        on_x2 = _ground_of_x2(problem, x2)
         most = value + grounded_excess(problem.x2, x2, slope, on_x2).bound.astype(value.dtype)
         objective = most + problem.x1.value(x) + jnp.asarray(p.rho, value.dtype) * gap
         return Answer(Point(x1=x, x2=x2, y1=y1, y2=y2), objective)
@@ -171,20 +173,21 @@ class KKT(Definition):
         """
         p, rho = point, float(point.rho)
         delta, change = slope / rho, 0.0
-        for name, term, y, z in (("z1", problem.y1, p.y1, p.z1), ("z2", problem.y2, p.y2, p.z2)):
+        for block, y, z in (("y1", p.y1, p.z1), ("y2", p.y2, p.z2)):
+            term = getattr(problem, block)
             if term is None:
                 continue
             diameter = float(term.diameter(y))
             if math.isfinite(diameter):
                 change += diameter * delta
                 continue
-            on = lower_ground(problem, p.x1, y)
-            assert on is not None
-            if float(on.modulus) > 0:
-                steep = lines[f"response_{name}"] / rho
+            on = lower_ground(problem, block, p.x1, y)
+            if on is not None and float(on.modulus) > 0:
+                steep = lines[f"response_z{block[1]}"] / rho
                 change += (steep + delta / 2) * delta / float(on.modulus)
             else:
-                change += (float(on.radius) + float(trees.norm(trees.subtract(z, y)))) * delta
+                radius = ground(y, problem.radius).radius
+                change += float(radius + trees.norm(trees.subtract(z, y))) * delta
         return dict.fromkeys(lines, slope) | {"gap": value + change}
 
     def of_samples(
@@ -193,15 +196,17 @@ class KKT(Definition):
         """Other samples have other slopes, so over a block without bounds the gap never stands
         on its term alone."""
         p, radius = point, estimate.radius
-        for term, y in ((problem.y1, p.y1), (problem.y2, p.y2)):
+        modulus = estimate.modulus
+        for block, y in (("y1", p.y1), ("y2", p.y2)):
+            term = getattr(problem, block)
             if term is None or math.isfinite(float(term.diameter(y))):
                 continue
-            on = lower_ground(problem, p.x1, y)
-            assert on is not None
-            if float(on.modulus) > 0:
-                return dataclasses.replace(estimate, modulus=float(on.modulus))
-            radius = min(radius, float(on.radius))
-        return dataclasses.replace(estimate, radius=radius)
+            on = lower_ground(problem, block, p.x1, y)
+            if on is not None and float(on.modulus) > 0:
+                modulus = float(on.modulus)
+            else:
+                radius = min(radius, float(ground(y, problem.radius).radius))
+        return dataclasses.replace(estimate, radius=radius, modulus=modulus)
 
     def least_variance(self, problem: BilevelProblem, point: Point) -> float:
         """3δ_f² + 6ρ²δ_f~², where the user gave both δ."""
@@ -209,6 +214,10 @@ class KKT(Definition):
         if upper is None or lower is None:
             return 0.0
         return 3 * float(upper) ** 2 + 6 * (float(point.rho) * float(lower)) ** 2
+
+
+def _ground_of_x2(problem: BilevelProblem, x2: Tree) -> Ground | None:
+    return None if problem.x2 is None or not problem.x2.endless else ground(x2)
 
 
 register(BilevelProblem, definition=KKT())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.definition import term_values
-from bilevax.certificates.gap import Footing, footing, grounded_excess, lower_ground
+from bilevax.certificates.gap import Footing, Ground, footing, grounded_excess, lower_ground
 from bilevax.certificates.rounding import FEW, rounding
 from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.reformulations import at_both
@@ -29,7 +29,7 @@ class Noise(NamedTuple):
     z1: Array  # ∇f~1 at (x1, z1, y2) in z1
     y2: Array  # and in y2
     gap: Array  # the upper bound on the gap
-    alone: tuple[Array, Array]  # and whether it stands alone: 1 where rounding changes that
+    alone: tuple[Array, ...]  # and whether it stands alone: 1 where rounding changes that
 
 
 class Pieces(eqx.Module):
@@ -123,10 +123,10 @@ def stationarity_and_responses(
 
 def _gap_bounds(
     problem: BilevelProblem, point: Point, values: tuple, above: tuple, below: tuple
-) -> tuple[Array, Array, tuple[Array, Array]]:
+) -> tuple[Array, Array, list[Array]]:
     """Bounds on p(x1, y1) − d(x1, y2) of `eq:prima_dual_obj`, below and above.
 
-    And whether the one above needs nothing else to stand on, over y1 and over y2: 1 or 0.
+    And whether the one above needs no ground to stand on, 1 or 0, over each block that has some.
 
     f~(x1, y1, z2) − f~(x1, z1, y2) bounds it from below at any z. Above, f~1(x1, y1, ·) is concave
     and f~1(x1, ·, y2) convex, so each lies on its side of its tangent at z, and the best that the
@@ -135,17 +135,18 @@ def _gap_bounds(
     p, (_, a, b), terms = point, values, term_values(problem, point)
     y1, y2, z1, z2 = (terms.get(name, 0) for name in ("y1", "y2", "z1", "z2"))
     of_y1, of_y2 = _grounds(problem, point)
-    rise, rises_alone = grounded_excess(problem.y2, p.z2, above[2], of_y2)
-    fall, falls_alone = grounded_excess(problem.y1, p.z1, trees.scale(-1, below[1]), of_y1)
-    rise, fall = rise.astype(a.dtype), fall.astype(a.dtype)
-    alone = (falls_alone.astype(a.dtype), rises_alone.astype(a.dtype))
+    rises = grounded_excess(problem.y2, p.z2, above[2], of_y2)
+    falls = grounded_excess(problem.y1, p.z1, trees.scale(-1, below[1]), of_y1)
+    rise, fall = rises.bound.astype(a.dtype), falls.bound.astype(a.dtype)
+    pairs = ((of_y1, falls), (of_y2, rises))
+    alone = [excess.alone.astype(a.dtype) for on, excess in pairs if on is not None]
     return a - b + y1 + y2 - z1 - z2, a - b + y1 + y2 + rise + fall, alone
 
 
-def _grounds(problem: BilevelProblem, point: Point) -> tuple[Any, Any]:
+def _grounds(problem: BilevelProblem, point: Point) -> tuple[Ground | None, Ground | None]:
     """What a bound over y1, and one over y2, stands on."""
     p = point
-    return lower_ground(problem, p.x1, p.y1), lower_ground(problem, p.x1, p.y2)
+    return lower_ground(problem, "y1", p.x1, p.y1), lower_ground(problem, "y2", p.x1, p.y2)
 
 
 def _sizes(a: Tree, b: Tree) -> Array:
@@ -166,5 +167,6 @@ def gap_bounds(
     linear = (_sizes(p.z2, parts.above[2]), _sizes(p.z1, parts.below[1]))
     size = sum(jnp.abs(v).astype(a.dtype) for v in (a, b, *terms.values(), *linear, most))
     counted = FEW * jnp.finfo(a.dtype).eps * size
-    rests = footing(*zip(_grounds(problem, point), [a > 0.5 for a in alone], parts.noise.alone))
+    grounds = [on for on in _grounds(problem, point) if on is not None]
+    rests = footing(list(zip(grounds, [share > 0.5 for share in alone], parts.noise.alone)))
     return least, jnp.maximum(jnp.maximum(most, least), 0), parts.noise.gap + counted, rests

@@ -13,7 +13,8 @@ from bilevax import trees
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constrained import ConstrainedBilevelProblem
 from bilevax.problems.point import Multipliers, Point
-from bilevax.terms import Box, PerLeaf, Term
+from bilevax.terms import PerLeaf, Term
+from bilevax.terms.sets import ClosedBox
 from bilevax.trees import Tree
 
 
@@ -91,8 +92,8 @@ def _boxes(bounds: tuple[Tree, Tree] | None) -> tuple[Tree, Tree] | None:
         return None
     inequalities, equalities = bounds
     return (
-        jax.tree.map(lambda b: Box(0 * b, b), inequalities),
-        jax.tree.map(lambda b: Box(-b, b), equalities),
+        jax.tree.map(lambda b: ClosedBox(0 * b, b), inequalities),
+        jax.tree.map(lambda b: ClosedBox(-b, b), equalities),
     )
 
 

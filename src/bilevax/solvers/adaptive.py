@@ -480,7 +480,7 @@ def _seen(problem: BilevelProblem, s: AdaptiveState) -> Seen:
     lower = lambda y1, y2: problem.smooth_lower(x1, y1, y2)
     above, below = at_both(lower, (y1, z2), (z1, y2))
     primal, dual = above + of_y1[0], below - of_y2[0]
-    on_y1, on_y2 = (lower_ground(problem, x1, y) for y in (y1, y2))
+    on_y1, on_y2 = lower_ground(problem, "y1", x1, y1), lower_ground(problem, "y2", x1, y2)
     fall = grounded_excess(problem.y1, z1, trees.scale(-1 / s.rho, slopes[Z1]), on_y1).bound
     rise = grounded_excess(problem.y2, z2, trees.scale(-1 / s.rho, slopes[Z2]), on_y2).bound
     return Seen(

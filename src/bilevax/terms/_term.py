@@ -138,7 +138,8 @@ class Term(eqx.Module):
         return norm(jax.tree.map(jnp.subtract, x, self.project(x)))
 
     def __repr__(self) -> str:
-        shown = (f"{f.name}={_show(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        given = [f.name for f in dataclasses.fields(self) if f.init]
+        shown = (f"{name}={_show(getattr(self, name))}" for name in given)
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def __add__(self, other: Term) -> Term:

@@ -19,6 +19,7 @@ from bilevax.terms.sets import (
     check_axis,
     check_broadcast,
     largest_or_one,
+    may_be_infinite,
     zero_if,
 )
 from bilevax.trees import Tree
@@ -43,6 +44,10 @@ class L1(InBox):
     weight: Number = eqx.field(converter=parameter)
     lower: Number = eqx.field(converter=parameter, default=-np.inf)
     upper: Number = eqx.field(converter=parameter, default=np.inf)
+    open: bool = eqx.field(static=True, init=False)
+
+    def __post_init__(self):
+        self.open = may_be_infinite(self.lower, self.upper)
 
     def __check_init__(self):
         non_negative(self.weight, "L1: weight")

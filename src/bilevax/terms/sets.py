@@ -144,8 +144,26 @@ class Free(Everywhere, ConvexSet):
         return None
 
 
+def may_be_infinite(*bounds: Number) -> bool:
+    """Whether one of some bounds is infinite; while JAX traces one, nobody knows."""
+    try:
+        return any(tracing(b) or not np.isfinite(np.asarray(b, float)).all() for b in bounds)
+    except (TypeError, ValueError):
+        return True  # no numbers, which is said elsewhere
+
+
 class InBox(LeafTerm):
-    """What the terms whose domain is a box share."""
+    """What the terms whose domain is a box share.
+
+    Whether the box is `open`, with an infinite bound, is a part of the program, so that those of
+    boxes with bounds have nothing to do for others.
+    """
+
+    open: eqx.AbstractVar[bool]
+
+    @property
+    def endless(self) -> bool:
+        return self.open
 
     @abc.abstractmethod
     def bounds(self, x: Array) -> tuple[Array, Array]:
@@ -195,6 +213,10 @@ class Box(InBox, ConvexSet):
 
     lower: Number = eqx.field(converter=parameter)
     upper: Number = eqx.field(converter=parameter)
+    open: bool = eqx.field(static=True, init=False)
+
+    def __post_init__(self):
+        self.open = may_be_infinite(self.lower, self.upper)
 
     def __check_init__(self):
         interval(self.lower, self.upper, "Box")
@@ -217,6 +239,13 @@ class Box(InBox, ConvexSet):
 
     def leaf_check(self, x: Array) -> str | None:
         return check_broadcast(x, lower=self.lower, upper=self.upper)
+
+
+class ClosedBox(Box):
+    """A box whose bounds are known to be finite, also while JAX traces them."""
+
+    def __post_init__(self):
+        self.open = False
 
 
 def NonNegative() -> Box:
