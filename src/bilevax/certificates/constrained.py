@@ -241,7 +241,10 @@ class ConstrainedKKT(Definition):
             "objective": objective,
         }
         on = lower_ground(problem, "y", x, y)
-        rests = footing([] if on is None else [(on, parts.alone > 0.5, noise.alone)])
+        stands = []
+        if on is not None and parts.alone is not None and noise.alone is not None:
+            stands.append((on, parts.alone > 0.5, noise.alone))
+        rests = footing(stands)
         return bounded(lines, allowances, inside, dtype) | notes | rests._asdict()
 
     def sizes(self, problem: ConstrainedBilevelProblem, point: Point) -> dict[str, Array]:

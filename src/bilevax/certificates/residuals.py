@@ -49,7 +49,7 @@ def pieces(problem: BilevelProblem, point: Point) -> Pieces:
     noise = rounding(_gradients, parts, problem, point, here, trees.dtype_of(point.x1))
     values, (upper, above, below) = here
     return Pieces(
-        values, upper, above, below, Noise(tuple(noise[:4]), *noise[4:10], tuple(noise[10:]))
+        values, upper, above, below, Noise(tuple(noise[:4]), *noise[4:10], alone=tuple(noise[10:]))
     )
 
 
