@@ -327,7 +327,9 @@ def test_check_reports_a_modulus_that_is_too_large():
 # ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("modulus", "term"), [(None, Free()), (2.0, Free()), (None, Box(0.0, 3.0))])
+@pytest.mark.parametrize(
+    ("modulus", "term"), [(None, Free()), (2.0, Free()), (None, Box(0.0, 3.0))]
+)
 def test_the_radii_of_a_certificate_from_samples(modulus, term):
     """Slopes that are off by δ change ‖v‖·(R + ‖z − y‖) by δ times the way, and ‖v‖²/(2m) by
     (‖v‖ + δ/2)·δ/m."""

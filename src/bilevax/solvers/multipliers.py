@@ -43,6 +43,9 @@ SAMPLES = 16
 SEARCH, LEAST_MARGIN = 40_000, 1e-7
 # The search ends when its point has this share of the greatest margin possible.
 SHARE = 0.5
+# Where y has no bounds, there is no greatest margin: this share of the variation near the start is
+# plenty.
+PLENTY = 0.05
 # What is left of a term in that search.
 TRIFLE = 1e-9
 # A multiplier that comes this near to its bound touches it; then the bound grows.
@@ -159,6 +162,7 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
     """
     dtype = trees.dtype_of(start.y)
     reach = float(diameter(problem.y, start.y))
+    bounded = reach < np.inf
     total = trees.scalar(reach if 0 < reach < np.inf else 1.0, dtype)
     worst = _Worst(problem, start.x, sizes, total)
     shape = jax.eval_shape(worst.values, start.y).shape
@@ -180,8 +184,8 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
             )
         if here < upper:
             best, upper = y, here
-        lower = max(lower, bound)
-        if lower > LEAST_MARGIN:
+        lower = max(lower, bound) if bounded else bound
+        if bounded and lower > LEAST_MARGIN:
             raise NoSlaterPoint(
                 f"the lower level is infeasible at x = {_brief(start.x)}: whatever y, some "
                 f"constraint is violated by at least {lower:.3g} of its variation over the domain. "
@@ -190,6 +194,8 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
             )
         strict = problem.equalities is None
         if upper < -LEAST_MARGIN and upper <= SHARE * lower:
+            return best
+        if not bounded and upper <= -PLENTY:
             return best
         if upper < 0 and following > SEARCH:  # strictly feasible, if barely
             return best

@@ -129,7 +129,7 @@ class Term(eqx.Module):
 
         With v this vector, ⟨g, s − z⟩ − φ(s) ≤ −φ(z) − ⟨v, s − z⟩ over them, for every s.
         """
-        known = jnp.isfinite(self.conjugate(g))
+        known = jnp.isfinite(self.conjugate(g) - dot(g, z))
         slope = self.residual(z, jax.tree.map(jnp.negative, g))
         return jax.tree.map(lambda v: jnp.where(known, jnp.zeros_like(v), v), slope)
 
@@ -235,7 +235,7 @@ class LeafTerm(Separable):
         return jnp.where(jnp.isfinite(excess), excess, -self.leaf_value(z))
 
     def leaf_endless_slope(self, z: Array, g: Array) -> Array:
-        known = jnp.isfinite(self.leaf_conjugate(g))
+        known = jnp.isfinite(self.leaf_conjugate(g) - jnp.sum(g * z))
         return jnp.where(known, jnp.zeros_like(g), self.leaf_residual(z, -g))
 
     def _each(self, method: str, *trees: Tree, step: Number | None = None) -> Tree:
