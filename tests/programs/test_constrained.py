@@ -24,7 +24,6 @@ from bilevax.problems import library, linear
 from bilevax.problems.lagrangian import bilevel_point, lagrangian
 from bilevax.problems.validation import validate
 from bilevax.programs import quick
-from bilevax.solvers import multipliers
 from bilevax.solvers.base import initial
 from bilevax.solvers.multipliers import GrowingLagrangian, NoSlaterPoint, first_bounds
 

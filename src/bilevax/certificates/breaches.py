@@ -24,7 +24,7 @@ from bilevax import trees
 from bilevax.certificates.effort import is_small
 from bilevax.certificates.gap import Ground, grounded_excess
 from bilevax.problems import Form, Point
-from bilevax.problems.constants import sample_domain
+from bilevax.problems.constants import random_unit, sample_domain
 from bilevax.programs import quick
 from bilevax.terms import Term
 from bilevax.trees import Tree
@@ -151,12 +151,13 @@ def _least(measure: Callable, place: Callable, every: tuple) -> tuple[Array, Tre
 
 def _likely(claim: Claim) -> tuple[Callable[..., Tree], tuple[Array, Array]]:
     """Places where a modulus is most likely wrong: down the slope v, and where a quadratic with
-    the curvature seen falls most, at the solution d of ∇²f·d = v."""
+    the curvature seen falls most, at the solution d of ∇²f·d = v; for a random v, d is flattest."""
     slope = jax.grad(claim.values)
     v = claim.term.residual(claim.at, slope(claim.at))
     bent = lambda d: jax.jvp(slope, (claim.at,), (d,))[1]
-    d, _ = jax.scipy.sparse.linalg.cg(bent, v, maxiter=CONJUGATE, tol=0.0)
-    ways = jax.tree.map(lambda *parts: jnp.stack(parts), v, d)
+    solved = lambda v: jax.scipy.sparse.linalg.cg(bent, v, maxiter=CONJUGATE, tol=0.0)[0]
+    drawn = random_unit(claim.at, jax.random.key(1))
+    ways = jax.tree.map(lambda *parts: jnp.stack(parts), v, solved(v), solved(drawn))
 
     def place(which: Array, share: Array) -> Tree:
         way = jax.tree.map(lambda both: both[which], ways)
@@ -164,8 +165,8 @@ def _likely(claim: Claim) -> tuple[Callable[..., Tree], tuple[Array, Array]]:
         unit = (1 + trees.norm(claim.at)) / jnp.where(length > 0, length, 1)
         return claim.term.project(trees.axpy(-share * unit, way, claim.at))
 
-    which, share = (grid.ravel() for grid in np.meshgrid((0, 1), STRONG_SHARES))
-    return place, (jnp.asarray(which), jnp.asarray(share, trees.dtype_of(claim.at)))
+    which, sign, share = (grid.ravel() for grid in np.meshgrid((0, 1, 2), (1, -1), STRONG_SHARES))
+    return place, (jnp.asarray(which), jnp.asarray(sign * share, trees.dtype_of(claim.at)))
 
 
 def _measure(claim: Claim, allowances: dict[str, Array]) -> Callable[[Tree], Array]:

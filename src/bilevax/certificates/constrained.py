@@ -295,7 +295,7 @@ class ConstrainedKKT(Definition):
         claims = [Claim(name, "y", "convex", below, problem.y, point.z, "lower_gap", on)]
         if problem.lower_modulus is not None and on is not None:
             of_slopes = ("response_z", point.rho)
-            claims.append(claims[0]._replace(shape=STRONG, of_slopes=of_slopes))
+            claims.insert(0, claims[0]._replace(shape=STRONG, of_slopes=of_slopes))
         if problem.equalities is not None:
             equal = lambda z: problem.called("equalities", point.x, z)
             shape = ("equalities", "y", "affine")

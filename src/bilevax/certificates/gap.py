@@ -120,7 +120,9 @@ def footing(bounds: list[tuple[Ground, Array, Array]]) -> Footing:
 
     A slope that vanishes only by rounding is one that the bound does not stand on.
     """
-    radii, moduli = [jnp.asarray(jnp.inf)], [jnp.zeros(())]
+    if not bounds:
+        return Footing(jnp.asarray(jnp.inf), jnp.zeros(()))
+    radii, moduli = [], []
     for on, alone, changes in bounds:
         rests, strong = ~alone | (changes > 0.5), on.modulus > 0
         radii.append(jnp.where(rests & ~strong, on.radius, jnp.inf))

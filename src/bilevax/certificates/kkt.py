@@ -113,11 +113,12 @@ class KKT(Definition):
             claims.append(Claim("lower", "y2", "concave", above, problem.y2, p.z2, "gap", of_y2))
         if problem.lower_modulus is not None:
             lines = ("response_z1", "response_z2")
-            claims += [
+            strong = [
                 claim._replace(shape=STRONG, of_slopes=(line, p.rho))
                 for claim, line in zip(claims, lines)
                 if claim.on is not None
             ]
+            claims = [*strong, *claims]
         if problem.x2 is not None:
             upper = lambda x2: -problem.smooth_upper(p.x1, x2, p.y1, p.y2)
             at = (problem.x2, p.x2, "response_x2", _ground_of_x2(problem, p.x2))
