@@ -367,6 +367,7 @@ def test_ridge_regression_without_bounds_is_solved(dtype):
         RADIUS * (1 + np.linalg.norm(solution.point.y1)), rel=1e-5
     )
     np.testing.assert_allclose(solution.point.x1, 1 / 1.1, atol=0.06)
+    assert "The lower level has no bounds: y is compared with all within" in str(solution.status)
     again = bx.certify(problem, solution.point)
     assert again.epsilon == solution.certificate.epsilon
 

@@ -44,6 +44,10 @@ class Certificate(abc.ABC):
         """What a line rests on that the user gave, in words."""
         return []
 
+    def provisos(self) -> list[str]:
+        """What the certificate rests on, in sentences."""
+        return [f"This assumes that {assumption}." for assumption in self.assumptions()]
+
     def advice(self, line: str) -> tuple[str, str]:
         """A line in the words of a sentence, and what to try where it stays too large."""
         return line, "look at problem.check(start)"
@@ -99,6 +103,13 @@ class Certificate(abc.ABC):
 def strong_convexity(modulus: float) -> list[str]:
     """The assumption that a modulus is; none if it is zero."""
     return [f"the lower level is m-strongly convex, m = {modulus:.4g}"] if modulus else []
+
+
+def compared_within(radius: float) -> list[str]:
+    """The sentence that a radius is; none if there is no radius."""
+    if not 0 < radius < math.inf:
+        return []
+    return [f"The lower level has no bounds: y is compared with all within {radius:.3g} of it."]
 
 
 def line(says: str, default: Any = dataclasses.MISSING) -> float:

@@ -15,7 +15,7 @@ from bilevax import trees
 from bilevax.arguments import positive
 from bilevax.certificates.around import Answer
 from bilevax.certificates.breaches import STRONG, Claim
-from bilevax.certificates.certificate import Certificate, line, strong_convexity
+from bilevax.certificates.certificate import Certificate, compared_within, line, strong_convexity
 from bilevax.certificates.constrained_witnesses import constrained_witnesses, lower_solution
 from bilevax.certificates.definition import Definition, bounded, term_values
 from bilevax.certificates.gap import footing, grounded_excess, lower_ground
@@ -71,6 +71,9 @@ class ConstrainedKKTCertificate(Certificate):
 
     def assumptions(self) -> list[str]:
         return strong_convexity(self.modulus)
+
+    def provisos(self) -> list[str]:
+        return super().provisos() + compared_within(self.radius)
 
     def advice(self, line: str) -> tuple[str, str]:
         if line == "lower_gap":

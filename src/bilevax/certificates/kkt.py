@@ -14,7 +14,7 @@ from bilevax import trees
 from bilevax.arguments import positive
 from bilevax.certificates.around import Answer
 from bilevax.certificates.breaches import STRONG, Claim
-from bilevax.certificates.certificate import Certificate, line, strong_convexity
+from bilevax.certificates.certificate import Certificate, compared_within, line, strong_convexity
 from bilevax.certificates.definition import Definition, bounded, term_values
 from bilevax.certificates.gap import Ground, ground, grounded_excess, lower_ground, saddle_gap
 from bilevax.certificates.residuals import gap_bounds, pieces, stationarity_and_responses
@@ -53,6 +53,9 @@ class KKTCertificate(Certificate):
 
     def assumptions(self) -> list[str]:
         return strong_convexity(self.modulus)
+
+    def provisos(self) -> list[str]:
+        return super().provisos() + compared_within(self.radius)
 
     def advice(self, line: str) -> tuple[str, str]:
         if line == "gap":

@@ -116,6 +116,9 @@ class SampledCertificate(Certificate):
     def assumptions(self) -> list[str]:
         return self.estimate.assumptions()
 
+    def provisos(self) -> list[str]:
+        return self.estimate.provisos()
+
     def interval(self, name: str) -> tuple[float, float]:
         """Where a line lies with that probability."""
         value, radius = self.estimate.lines()[name], self.radii[name]
