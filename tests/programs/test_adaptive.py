@@ -315,11 +315,14 @@ def test_unknown_options_and_other_problems_are_refused():
         bx.solve(minimax, start, solver=bx.Adaptive())
 
 
-def test_a_lower_level_without_bounds_is_refused():
-    """The gap could not be bounded; a Ridge bounds it without a bounded domain."""
+def test_a_lower_level_without_bounds_is_taken():
+    """Its gap holds within a radius; the paper's method, which needs a diameter, refuses it."""
     lower = lambda x1, y1, y2: jnp.sum((x1 - y1) ** 2)
     upper = lambda x1, x2, y1, y2: jnp.sum((y1 - 1) ** 2)
     start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(1))
     problem = bx.BilevelProblem(upper, lower, x1=terms.Box(-1.0, 1.0), y1=terms.Free())
-    with pytest.raises(ValueError, match=r"Adaptive cannot bound .* y1 = "):
-        bx.solve(problem, start, solver=bx.Adaptive())
+    solution = bx.solve(problem, start, solver=bx.Adaptive(), progress=False)
+    assert solution.certified
+    np.testing.assert_allclose(solution.point.x1, 1, atol=1e-2)
+    with pytest.raises(ValueError, match="PenaltyMethod needs bounded domains, and y1 = Free"):
+        bx.solve(problem, start, solver=bx.PenaltyMethod())

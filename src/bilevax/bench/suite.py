@@ -24,7 +24,6 @@ from bilevax.bench.starts import starting_points
 from bilevax.driver.solution import Solution
 from bilevax.problems import ConstrainedBilevelProblem, Point
 from bilevax.solvers import Adaptive
-from bilevax.solvers.multipliers import require_certifiable
 from bilevax.terms import Box
 
 # Where the point found violates its lower level by a little, the lower level is solved again with
@@ -251,8 +250,8 @@ def run(record: Record | Refusal, settings: Settings) -> Outcome:
         return Outcome(record.name, "", None, (), f"cannot be read: {record.reason}", 0.0)
     begun = time.perf_counter()
     problem = problem_of(record)
-    attempts, refused = [], _refused(problem, record)
-    starts = [] if refused else starting_points(record, settings.starts, settings.seed)
+    attempts, refused = [], ""
+    starts = starting_points(record, settings.starts, settings.seed)
     for number, (x, y) in enumerate(starts):
         solver = Adaptive()
         if number % 2 == 1:  # from the lower level's own answer, which a large penalty stays near
@@ -278,15 +277,6 @@ def run(record: Record | Refusal, settings: Settings) -> Outcome:
         time.perf_counter() - begun,
         record.y_bounds_assumed,
     )
-
-
-def _refused(problem: ConstrainedBilevelProblem, record: Record) -> str:
-    """Why bilevax refuses a problem wherever it starts; empty if it does not."""
-    try:
-        require_certifiable(problem, np.zeros(record.n_y))
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def experiment(settings: Settings, progress: bool | None = None) -> Results:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from typing import Any
 
 from bilevax.certificates.around import Around
 
@@ -38,6 +39,14 @@ class Certificate(abc.ABC):
     def notes(self) -> dict[str, float]:
         """What else is worth knowing, by name; not part of ε."""
         return {}
+
+    def assumptions(self) -> list[str]:
+        """What a line rests on that the user gave, in words."""
+        return []
+
+    def provisos(self) -> list[str]:
+        """What the certificate rests on, in sentences."""
+        return [f"This assumes that {assumption}." for assumption in self.assumptions()]
 
     def advice(self, line: str) -> tuple[str, str]:
         """A line in the words of a sentence, and what to try where it stays too large."""
@@ -84,11 +93,25 @@ class Certificate(abc.ABC):
 
     def _remarks(self) -> list[str]:
         """What no number says."""
+        assumed = [f"assumes that {assumption}" for assumption in self.assumptions()]
         if self.breach:
-            return [f"withdrawn: {self.breach}"]
-        return [] if self.looked_around is None else [f"looked around: {self.looked_around}"]
+            return [*assumed, f"withdrawn: {self.breach}"]
+        around = self.looked_around
+        return assumed if around is None else [*assumed, f"looked around: {around}"]
 
 
-def line(says: str) -> float:
+def strong_convexity(modulus: float) -> list[str]:
+    """The assumption that a modulus is; none if it is zero."""
+    return [f"the lower level is m-strongly convex, m = {modulus:.4g}"] if modulus else []
+
+
+def compared_within(radius: float) -> list[str]:
+    """The sentence that a radius is; none if there is no radius."""
+    if not 0 < radius < math.inf:
+        return []
+    return [f"The lower level has no bounds: y is compared with all within {radius:.3g} of it."]
+
+
+def line(says: str, default: Any = dataclasses.MISSING) -> float:
     """A field of a certificate, with the words that stand beside it in the table."""
-    return dataclasses.field(metadata={"says": says})
+    return dataclasses.field(default=default, metadata={"says": says})

@@ -35,6 +35,7 @@ def certify(
     confidence: float = 0.95,
     key: int = 0,
     look_around: bool = True,
+    radius: float | None = None,
 ) -> Certificate:
     """Judge a point: every residual line of the definition, and their maximum ε.
 
@@ -53,6 +54,9 @@ def certify(
     by more than ε explains, the point is ε-KKT and yet no candidate, `looked_around` says so, and
     `certified` is False.
 
+    Where the lower level has no bounds, and the problem no `lower_modulus`, its gap is bounded for
+    all y within `radius` of this one, by default 10·(1 + ‖y‖); the certificate says so.
+
     The point is judged where it is; it is not projected. Outside the domain ε is infinite.
 
     A problem whose data is a source of minibatches is judged on all its samples, exactly, if these
@@ -62,7 +66,7 @@ def certify(
     """
     release_programs()
     require_form(problem)
-    problem = up_to_date(problem)
+    problem = up_to_date(problem).within(radius)
     positive(rho, "rho")
     known = problem.complete()
     if batches is not None and not problem.sampled:

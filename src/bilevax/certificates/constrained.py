@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -13,11 +14,11 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import positive
 from bilevax.certificates.around import Answer
-from bilevax.certificates.breaches import Claim
-from bilevax.certificates.certificate import Certificate, line
+from bilevax.certificates.breaches import STRONG, Claim
+from bilevax.certificates.certificate import Certificate, compared_within, line, strong_convexity
 from bilevax.certificates.constrained_witnesses import constrained_witnesses, lower_solution
 from bilevax.certificates.definition import Definition, bounded, term_values
-from bilevax.certificates.gap import linear_excess
+from bilevax.certificates.gap import footing, grounded_excess, lower_ground
 from bilevax.certificates.lagrangians import lower_lagrangian, weighed
 from bilevax.certificates.rounding import FEW, rounding
 from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point, register
@@ -58,13 +59,21 @@ class ConstrainedKKTCertificate(Certificate):
     product: float = line("|λᵀc(x,y)|, likewise")
     upper_product: float = line("|λ_Gᵀ G(x,y)|, likewise")
     rho: float = line("the penalty ρ of the witness")
+    radius: float = line("how far from y the lower gap was looked at", math.inf)
+    modulus: float = line("what its bound assumes of the lower level; 0 if nothing", 0.0)
 
     def lines(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in LINES}
 
     def notes(self) -> dict[str, float]:
-        names = ("product_z", "product", "upper_product", "rho", "objective")
+        names = ("product_z", "product", "upper_product", "rho", "radius", "objective")
         return {name: getattr(self, name) for name in names}
+
+    def assumptions(self) -> list[str]:
+        return strong_convexity(self.modulus)
+
+    def provisos(self) -> list[str]:
+        return super().provisos() + compared_within(self.radius)
 
     def advice(self, line: str) -> tuple[str, str]:
         if line == "lower_gap":
@@ -122,6 +131,9 @@ class _Parts(NamedTuple):
     products_z: Array  # at z
     upper_products: Array  # of the upper level's own
     gap: Array  # the bound on it
+    alone: Array | None = (
+        None  # whether that needs no ground to stand on, 1 or 0, where it has some
+    )
 
 
 def _parts(
@@ -130,7 +142,8 @@ def _parts(
     # Weak duality: the constrained minimum is at least min over z of the Lagrangian at (λ̄, ν̄),
     # which is convex in z and lies above its tangent.
     dtype = e.lower.dtype
-    fall = linear_excess(problem.y, point.z, trees.scale(-1, e.below[1])).astype(dtype)
+    on = lower_ground(problem, "y", point.x, point.y)
+    fall, alone = grounded_excess(problem.y, point.z, trees.scale(-1, e.below[1]), on)
     return _Parts(
         x=trees.axpy(-rho, e.below[0], e.above[0]),
         y=e.above[1],
@@ -141,7 +154,8 @@ def _parts(
         products=_products((m.lam, m.nu), e.at_y, dtype),
         products_z=_products((m.lam_bar, m.nu_bar), e.at_z, dtype),
         upper_products=_products((m.upper_lam, m.upper_nu), e.own, dtype),
-        gap=e.lower - e.dual + problem.y.value(point.y) + fall,
+        gap=e.lower - e.dual + problem.y.value(point.y) + fall.astype(dtype),
+        alone=None if on is None else alone.astype(dtype),
     )
 
 
@@ -189,7 +203,8 @@ class ConstrainedKKT(Definition):
         here = _evaluation(problem, m, rho, point)
         evaluate = lambda problem, point: _evaluation(problem, m, rho, point)
         of = lambda seen: _parts(problem, point, m, rho, seen)
-        parts, noise = of(here), _Parts(*rounding(evaluate, of, problem, point, here, dtype))
+        there = lambda seen: [part for part in of(seen) if part is not None]
+        parts, noise = of(here), _Parts(*rounding(evaluate, there, problem, point, here, dtype))
         stationary = (problem.x.residual(x, parts.x), (rho * problem.y).residual(y, parts.y))
         terms, eps = term_values(problem, point), jnp.finfo(dtype).eps
         linear = trees.dot(*jax.tree.map(jnp.abs, (z, parts.z))).astype(dtype)
@@ -228,7 +243,12 @@ class ConstrainedKKT(Definition):
             "rho": rho,
             "objective": objective,
         }
-        return bounded(lines, allowances, inside, dtype) | notes
+        on = lower_ground(problem, "y", x, y)
+        stands = []
+        if on is not None and parts.alone is not None and noise.alone is not None:
+            stands.append((on, parts.alone > 0.5, noise.alone))
+        rests = footing(stands)
+        return bounded(lines, allowances, inside, dtype) | notes | rests._asdict()
 
     def sizes(self, problem: ConstrainedBilevelProblem, point: Point) -> dict[str, Array]:
         """‖∇f‖ for slopes; for the gap the larger of its two values; for a constraint what x and y
@@ -274,7 +294,11 @@ class ConstrainedKKT(Definition):
         below = lambda z: lower_lagrangian(problem, point.x, z, m)
         constrained = m.lam_bar is not None or m.nu_bar is not None
         name = "lower with its constraints" if constrained else "lower"
-        claims = [Claim(name, "y", "convex", below, problem.y, point.z, "lower_gap")]
+        on = lower_ground(problem, "y", point.x, point.y)
+        claims = [Claim(name, "y", "convex", below, problem.y, point.z, "lower_gap", on)]
+        if problem.lower_modulus is not None and on is not None:
+            of_slopes = ("response_z", point.rho)
+            claims.insert(0, claims[0]._replace(shape=STRONG, of_slopes=of_slopes))
         if problem.equalities is not None:
             equal = lambda z: problem.called("equalities", point.x, z)
             shape = ("equalities", "y", "affine")
@@ -303,8 +327,9 @@ class ConstrainedKKT(Definition):
         own = Multipliers(lam_bar=lam, nu_bar=nu)
         dual, slope = jax.value_and_grad(lambda z: lower_lagrangian(problem, x, z, own))(y)
         dtype = dual.dtype
-        fall = linear_excess(problem.y, y, trees.scale(-1, slope)).astype(dtype)
-        gap = problem.lower_value(x, y) - dual + fall
+        on = lower_ground(problem, "y", x, y)
+        fall = grounded_excess(problem.y, y, trees.scale(-1, slope), on).bound
+        gap = problem.lower_value(x, y) - dual + fall.astype(dtype)
         lower = tuple(problem.called(name, x, y) for name in CONSTRAINTS[:2])
         upper = tuple(problem.called(name, x, y) for name in CONSTRAINTS[2:])
         low, high = _feasibility(lower, dtype), _feasibility(upper, dtype)

@@ -74,13 +74,17 @@ class Definition(eqx.Module):
         raise TypeError(f"a {type(problem).__name__} is not certified from minibatches")
 
     def radii(
-        self, problem: Any, point: Point, names: tuple[str, ...], slope: float, value: float
+        self, problem: Any, point: Point, lines: dict[str, float], slope: float, value: float
     ) -> dict[str, float]:
         """How far each line may be off, if the gradient is off by `slope` and the value by `value`.
 
         Both are standard errors over the square root of the share of draws that may be worse.
         """
-        return dict.fromkeys(names, slope)
+        return dict.fromkeys(lines, slope)
+
+    def of_samples(self, problem: Any, point: Point, estimate: Any) -> Any:
+        """The certificate on some minibatches with what it rests on, whatever the others say."""
+        return estimate
 
     def statements(self) -> int:
         """How many of `slope` and `value` are used: they share the probability of an error."""

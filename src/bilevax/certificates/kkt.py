@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -12,10 +13,10 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import positive
 from bilevax.certificates.around import Answer
-from bilevax.certificates.breaches import Claim
-from bilevax.certificates.certificate import Certificate, line
+from bilevax.certificates.breaches import STRONG, Claim
+from bilevax.certificates.certificate import Certificate, compared_within, line, strong_convexity
 from bilevax.certificates.definition import Definition, bounded, term_values
-from bilevax.certificates.gap import linear_excess, saddle_gap
+from bilevax.certificates.gap import Ground, ground, grounded_excess, lower_ground, saddle_gap
 from bilevax.certificates.residuals import gap_bounds, pieces, stationarity_and_responses
 from bilevax.certificates.witnesses import best_response, best_rho, respond, saddle_point
 from bilevax.problems import BilevelProblem, Point, register
@@ -39,13 +40,22 @@ class KKTCertificate(Certificate):
     gap: float = line("max f~(x1,y1,·) − min f~(x1,·,y2), an upper bound")
     gap_below: float = line("the same, a lower bound")
     rho: float = line("the penalty ρ of the witness")
+    radius: float = line("how far from (y1, y2) the gap was looked at", math.inf)
+    modulus: float = line("what the gap's bound assumes of the lower level; 0 if nothing", 0.0)
 
     def lines(self) -> dict[str, float]:
         names = ("stationarity", "response_x2", "response_z1", "response_z2", "gap")
         return {name: getattr(self, name) for name in names}
 
     def notes(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in ("gap_below", "rho", "objective")}
+        names = ("gap_below", "rho", "radius", "objective")
+        return {name: getattr(self, name) for name in names}
+
+    def assumptions(self) -> list[str]:
+        return strong_convexity(self.modulus)
+
+    def provisos(self) -> list[str]:
+        return super().provisos() + compared_within(self.radius)
 
     def advice(self, line: str) -> tuple[str, str]:
         if line == "gap":
@@ -67,12 +77,12 @@ class KKT(Definition):
         parts, terms = pieces(problem, point), term_values(problem, point)
         rho = jnp.asarray(point.rho, trees.dtype_of(point.x1))
         lines, allowances = stationarity_and_responses(problem, point, parts, rho)
-        below, lines["gap"], allowances["gap"] = gap_bounds(problem, parts, point)
+        below, lines["gap"], allowances["gap"], rests = gap_bounds(problem, parts, point)
         # Outside a domain, or where f itself is not a number, there is nothing to be close to.
         objective = parts.values[0] + terms["x1"] - terms.get("x2", 0)
         inside = trees.all_finite(terms) & jnp.isfinite(objective) & (rho > 0)
         notes = {"gap_below": below, "rho": rho, "objective": objective}
-        return bounded(lines, allowances, inside) | notes
+        return bounded(lines, allowances, inside) | notes | rests._asdict()
 
     def sizes(self, problem: BilevelProblem, point: Point) -> dict[str, Array]:
         """‖∇f‖ for slopes, also those that ρ multiplies; for the gap the larger of its two values.
@@ -98,13 +108,24 @@ class KKT(Definition):
     def claims(self, problem: BilevelProblem, point: Point) -> list[Claim]:
         p = point
         below = lambda y1: problem.smooth_lower(p.x1, y1, p.y2)
-        claims = [Claim("lower", "y1", "convex", below, problem.y1, p.z1, "gap")]
+        of_y1 = lower_ground(problem, "y1", p.x1, p.y1)
+        of_y2 = lower_ground(problem, "y2", p.x1, p.y2)
+        claims = [Claim("lower", "y1", "convex", below, problem.y1, p.z1, "gap", of_y1)]
         if problem.y2 is not None:
             above = lambda y2: -problem.smooth_lower(p.x1, p.y1, y2)
-            claims.append(Claim("lower", "y2", "concave", above, problem.y2, p.z2, "gap"))
+            claims.append(Claim("lower", "y2", "concave", above, problem.y2, p.z2, "gap", of_y2))
+        if problem.lower_modulus is not None:
+            lines = ("response_z1", "response_z2")
+            strong = [
+                claim._replace(shape=STRONG, of_slopes=(line, p.rho))
+                for claim, line in zip(claims, lines)
+                if claim.on is not None
+            ]
+            claims = [*strong, *claims]
         if problem.x2 is not None:
             upper = lambda x2: -problem.smooth_upper(p.x1, x2, p.y1, p.y2)
-            claims.append(Claim("upper", "x2", "concave", upper, problem.x2, p.x2, "response_x2"))
+            at = (problem.x2, p.x2, "response_x2", _ground_of_x2(problem, p.x2))
+            claims.append(Claim("upper", "x2", "concave", upper, *at))
         return claims
 
     moving: ClassVar[tuple[str, ...]] = ("x1", "y1", "y2")
@@ -119,13 +140,15 @@ class KKT(Definition):
         """F there is f with the best x2, and ρ times the lower level's gap on top."""
         p, saddle = point, lower_level(problem, x)
         y1, y2 = saddle_point(saddle, p.y1, p.y2, steps)
-        gap = saddle_gap(saddle, y1, y2, *saddle.gradient(y1, y2))
+        on = (lower_ground(problem, "y1", x, y1), lower_ground(problem, "y2", x, y2))
+        gap = saddle_gap(saddle, y1, y2, *saddle.gradient(y1, y2), on)
         f = lambda x2: problem.smooth_upper(x, x2, y1, y2)
         x2 = p.x2
         if problem.x2 is not None:
             x2 = best_response(lambda u: -f(u), problem.x2, x2, steps)
         value, slope = jax.value_and_grad(f)(x2) if x2 is not None else (f(None), None)
-        most = value + linear_excess(problem.x2, x2, slope).astype(value.dtype)
+        on_x2 = _ground_of_x2(problem, x2)
+        most = value + grounded_excess(problem.x2, x2, slope, on_x2).bound.astype(value.dtype)
         objective = most + problem.x1.value(x) + jnp.asarray(p.rho, value.dtype) * gap
         return Answer(Point(x1=x, x2=x2, y1=y1, y2=y2), objective)
 
@@ -142,20 +165,52 @@ class KKT(Definition):
         self,
         problem: BilevelProblem,
         point: Point,
-        names: tuple[str, ...],
+        lines: dict[str, float],
         slope: float,
         value: float,
     ) -> dict[str, float]:
         """The gap's bound changes by the error of its value, and by that of slopes times diameters.
 
-        The slopes of P in (z1, z2) are those of the lower level times ρ.
+        The slopes of P in (z1, z2) are those of the lower level times ρ. Over a block without
+        bounds the bound holds within a radius, and changes by the error times the way to there; or
+        it is ‖v‖²/(2m), which changes by (‖v‖·δ + δ²/2)/m where v changes by δ.
         """
-        spread = sum(
-            float(term.diameter(block))
-            for term, block in ((problem.y1, point.y1), (problem.y2, point.y2))
-            if term is not None
-        )
-        return dict.fromkeys(names, slope) | {"gap": value + spread * slope / float(point.rho)}
+        p, rho = point, float(point.rho)
+        delta, change = slope / rho, 0.0
+        for block, y, z in (("y1", p.y1, p.z1), ("y2", p.y2, p.z2)):
+            term = getattr(problem, block)
+            if term is None:
+                continue
+            diameter = float(term.diameter(y))
+            if math.isfinite(diameter):
+                change += diameter * delta
+                continue
+            on = lower_ground(problem, block, p.x1, y)
+            if on is not None and float(on.modulus) > 0:
+                steep = lines[f"response_z{block[1]}"] / rho
+                change += (steep + delta / 2) * delta / float(on.modulus)
+            else:
+                radius = ground(y, problem.radius).radius
+                change += float(radius + trees.norm(trees.subtract(z, y))) * delta
+        return dict.fromkeys(lines, slope) | {"gap": value + change}
+
+    def of_samples(
+        self, problem: BilevelProblem, point: Point, estimate: KKTCertificate
+    ) -> KKTCertificate:
+        """Other samples have other slopes, so over a block without bounds the gap never stands
+        on its term alone."""
+        p, radius = point, estimate.radius
+        modulus = estimate.modulus
+        for block, y in (("y1", p.y1), ("y2", p.y2)):
+            term = getattr(problem, block)
+            if term is None or math.isfinite(float(term.diameter(y))):
+                continue
+            on = lower_ground(problem, block, p.x1, y)
+            if on is not None and float(on.modulus) > 0:
+                modulus = float(on.modulus)
+            else:
+                radius = min(radius, float(ground(y, problem.radius).radius))
+        return dataclasses.replace(estimate, radius=radius, modulus=modulus)
 
     def least_variance(self, problem: BilevelProblem, point: Point) -> float:
         """3δ_f² + 6ρ²δ_f~², where the user gave both δ."""
@@ -163,6 +218,10 @@ class KKT(Definition):
         if upper is None or lower is None:
             return 0.0
         return 3 * float(upper) ** 2 + 6 * (float(point.rho) * float(lower)) ** 2
+
+
+def _ground_of_x2(problem: BilevelProblem, x2: Tree) -> Ground | None:
+    return None if problem.x2 is None or not problem.x2.endless else ground(x2)
 
 
 register(BilevelProblem, definition=KKT())

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.definition import term_values
-from bilevax.certificates.gap import linear_excess
+from bilevax.certificates.gap import Footing, Ground, footing, grounded_excess, lower_ground
 from bilevax.certificates.rounding import FEW, rounding
 from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.reformulations import at_both
@@ -29,6 +29,7 @@ class Noise(NamedTuple):
     z1: Array  # ∇f~1 at (x1, z1, y2) in z1
     y2: Array  # and in y2
     gap: Array  # the upper bound on the gap
+    alone: tuple[Array, ...]  # and whether it stands alone: 1 where rounding changes that
 
 
 class Pieces(eqx.Module):
@@ -47,7 +48,9 @@ def pieces(problem: BilevelProblem, point: Point) -> Pieces:
     parts = lambda seen: _parts(problem, point, *seen)
     noise = rounding(_gradients, parts, problem, point, here, trees.dtype_of(point.x1))
     values, (upper, above, below) = here
-    return Pieces(values, upper, above, below, Noise(tuple(noise[:4]), *noise[4:]))
+    return Pieces(
+        values, upper, above, below, Noise(tuple(noise[:4]), *noise[4:10], alone=tuple(noise[10:]))
+    )
 
 
 def _parts(
@@ -55,8 +58,8 @@ def _parts(
 ) -> list[Tree]:
     """What rounding is measured in, in the order of `Noise`."""
     upper, above, below = gradients
-    _, most = _gap_bounds(problem, point, values, above, below)
-    return [*upper, (above[0], below[0]), *above[1:], *below[1:], most]
+    _, most, alone = _gap_bounds(problem, point, values, above, below)
+    return [*upper, (above[0], below[0]), *above[1:], *below[1:], most, *alone]
 
 
 def _gradients(problem: BilevelProblem, point: Point) -> tuple[tuple, tuple[tuple, ...]]:
@@ -120,8 +123,10 @@ def stationarity_and_responses(
 
 def _gap_bounds(
     problem: BilevelProblem, point: Point, values: tuple, above: tuple, below: tuple
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array, list[Array]]:
     """Bounds on p(x1, y1) − d(x1, y2) of `eq:prima_dual_obj`, below and above.
+
+    And whether the one above needs no ground to stand on, 1 or 0, over each block that has some.
 
     f~(x1, y1, z2) − f~(x1, z1, y2) bounds it from below at any z. Above, f~1(x1, y1, ·) is concave
     and f~1(x1, ·, y2) convex, so each lies on its side of its tangent at z, and the best that the
@@ -129,9 +134,19 @@ def _gap_bounds(
     """
     p, (_, a, b), terms = point, values, term_values(problem, point)
     y1, y2, z1, z2 = (terms.get(name, 0) for name in ("y1", "y2", "z1", "z2"))
-    rise = linear_excess(problem.y2, p.z2, above[2]).astype(a.dtype)
-    fall = linear_excess(problem.y1, p.z1, trees.scale(-1, below[1])).astype(a.dtype)
-    return a - b + y1 + y2 - z1 - z2, a - b + y1 + y2 + rise + fall
+    of_y1, of_y2 = _grounds(problem, point)
+    rises = grounded_excess(problem.y2, p.z2, above[2], of_y2)
+    falls = grounded_excess(problem.y1, p.z1, trees.scale(-1, below[1]), of_y1)
+    rise, fall = rises.bound.astype(a.dtype), falls.bound.astype(a.dtype)
+    pairs = ((of_y1, falls), (of_y2, rises))
+    alone = [excess.alone.astype(a.dtype) for on, excess in pairs if on is not None]
+    return a - b + y1 + y2 - z1 - z2, a - b + y1 + y2 + rise + fall, alone
+
+
+def _grounds(problem: BilevelProblem, point: Point) -> tuple[Ground | None, Ground | None]:
+    """What a bound over y1, and one over y2, stands on."""
+    p = point
+    return lower_ground(problem, "y1", p.x1, p.y1), lower_ground(problem, "y2", p.x1, p.y2)
 
 
 def _sizes(a: Tree, b: Tree) -> Array:
@@ -139,14 +154,19 @@ def _sizes(a: Tree, b: Tree) -> Array:
     return trees.dot(*jax.tree.map(jnp.abs, (a, b)))
 
 
-def gap_bounds(problem: BilevelProblem, parts: Pieces, point: Point) -> tuple[Array, Array, Array]:
+def gap_bounds(
+    problem: BilevelProblem, parts: Pieces, point: Point
+) -> tuple[Array, Array, Array, Footing]:
     """Bounds on the gap, below and above, and what rounding may add to the one above.
 
-    The sums and products of the bound itself are rounded a few times each.
+    And what that one rests on. The sums and products of the bound itself are rounded a few times
+    each.
     """
     p, (_, a, b), terms = point, parts.values, term_values(problem, point)
-    least, most = _gap_bounds(problem, point, parts.values, parts.above, parts.below)
+    least, most, alone = _gap_bounds(problem, point, parts.values, parts.above, parts.below)
     linear = (_sizes(p.z2, parts.above[2]), _sizes(p.z1, parts.below[1]))
     size = sum(jnp.abs(v).astype(a.dtype) for v in (a, b, *terms.values(), *linear, most))
     counted = FEW * jnp.finfo(a.dtype).eps * size
-    return least, jnp.maximum(jnp.maximum(most, least), 0), parts.noise.gap + counted
+    grounds = [on for on in _grounds(problem, point) if on is not None]
+    rests = footing(list(zip(grounds, [share > 0.5 for share in alone], parts.noise.alone)))
+    return least, jnp.maximum(jnp.maximum(most, least), 0), parts.noise.gap + counted, rests

@@ -63,7 +63,8 @@ class SampledCertificate(Certificate):
     itself is larger, over the draw of the m minibatches. Every distance changes by at most the
     error of the gradient, so with r² = E‖ḡ − ∇P‖² it stays within r/√α of its estimate, but for a
     share α of all draws (Chebyshev). The gap's bound changes by the error of the values, and by
-    that of the gradients times the diameters. r² is a variance divided by m, and the variance is
+    that of the gradients times the diameters; without bounds, times the radius within which it
+    holds, or as much as the modulus allows. r² is a variance divided by m, and the variance is
     estimated from the same minibatches. For that r is multiplied by t/z: Student's quantile for
     m − 1 degrees of freedom over the normal one, both two-sided at α. With `upper_deviation` and
     `lower_deviation` given, r² is at least theirs, (3δ_f² + 6ρ²δ_f~²)/m.
@@ -112,6 +113,12 @@ class SampledCertificate(Certificate):
     def advice(self, line: str) -> tuple[str, str]:
         return self.estimate.advice(line)
 
+    def assumptions(self) -> list[str]:
+        return self.estimate.assumptions()
+
+    def provisos(self) -> list[str]:
+        return self.estimate.provisos()
+
     def interval(self, name: str) -> tuple[float, float]:
         """Where a line lies with that probability."""
         value, radius = self.estimate.lines()[name], self.radii[name]
@@ -131,6 +138,7 @@ def sampled_certificate(
     Of several statements, which together err with 1 − confidence, this one has a `share` of that.
     """
     definition = definition_of(problem)
+    estimate = definition.of_samples(problem, point, estimate)
     count = jax.tree.leaves(batches)[0].shape[0]
     arguments.whole(count, "batches", FEWEST)
     alpha = (1 - confidence) * share / definition.statements()
@@ -143,7 +151,7 @@ def sampled_certificate(
     return SampledCertificate(
         objective=estimate.objective,
         estimate=estimate,
-        radii=definition.radii(problem, point, tuple(estimate.lines()), *errors),
+        radii=definition.radii(problem, point, estimate.lines(), *errors),
         confidence=confidence,
         batches=count,
         largest_share=max(_largest_share(*part) for part in parts),

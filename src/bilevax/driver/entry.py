@@ -39,6 +39,7 @@ def solve(
     resume: RunState | str | Path | None = None,
     checkpoint: str | Path | None = None,
     look_around: bool = True,
+    radius: float | None = None,
     throw: bool = False,
 ) -> Solution:
     """Solve a problem until its certificate holds at `tolerance`.
@@ -66,6 +67,8 @@ def solve(
         look_around: at a certified point, solve the lower level again at a few x nearby. Where F
             falls there by more than ε explains, as at a kink or a local maximum, the run goes on
             from there.
+        radius: how far from y a certificate looks for a better one, where the lower level has no
+            bounds and the problem no `lower_modulus`; by default 10·(1 + ‖y‖).
         throw: raise `SolveError` unless the answer is certified.
 
     Returns:
@@ -74,7 +77,7 @@ def solve(
     """
     release_programs()
     require_form(problem)
-    problem = up_to_date(problem)
+    problem = up_to_date(problem).within(radius)
     start = validate(problem.reference(), start)
     non_negative(relative_tolerance, "relative_tolerance")
     relative = float(relative_tolerance)

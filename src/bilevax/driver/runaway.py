@@ -12,11 +12,13 @@ FAR = 1e10
 
 
 def runaway(problem: Form, start: Point, point: Point) -> str:
-    """A clause that says which block has run away, and along which entry; empty if none has."""
+    """A clause that says which block has run away, and along which entry; empty if none has.
+
+    A witness like a block, the lower level's best answer, may run away while the block is held.
+    """
     for name, _, block in problem.terms(point):
-        if name not in problem.blocks:
-            continue
-        begun = [np.max(np.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(start.blocks[name])]
+        owner = problem.witnesses.get(name) or name
+        begun = [np.max(np.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(start.blocks[owner])]
         far = FAR * (1 + max(begun, default=0.0))
         for path, leaf in jax.tree_util.tree_leaves_with_path(block):
             entries = np.atleast_1d(np.asarray(leaf))

@@ -66,6 +66,11 @@ class Summary:
         )
 
     @property
+    def provisos(self) -> str:
+        """What the certificate rests on besides the point."""
+        return "".join(f" {proviso}" for proviso in self.certificate.provisos())
+
+    @property
     def hint(self) -> str:
         """The line of the certificate that is largest, and what to try."""
         lines = self.certificate.lines()
@@ -82,7 +87,7 @@ def certified(run: Summary) -> Status:
     return Status(
         "certified",
         f"Certified: ε = {run.certificate.epsilon:.3g} {run.wanted}{sure} after "
-        f"{run.gradients:,} gradients.{run.fallback}{caution}",
+        f"{run.gradients:,} gradients.{run.fallback}{caution}{run.provisos}",
     )
 
 

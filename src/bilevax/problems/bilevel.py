@@ -12,7 +12,12 @@ from jaxtyping import Array
 from bilevax.data import LevelBatch, Levels
 from bilevax.functions import as_function
 from bilevax.problems.form import Call, Form
-from bilevax.problems.minimax import finite_or_none, non_negative_or_none, positive_or_none
+from bilevax.problems.minimax import (
+    finite_or_none,
+    modulus_or_none,
+    non_negative_or_none,
+    positive_or_none,
+)
 from bilevax.problems.point import Point, as_arrays
 from bilevax.terms import Term, as_term
 from bilevax.trees import Tree
@@ -53,6 +58,11 @@ class BilevelProblem(Form):
     `data` may be a source of minibatches (`bilevax.data`): then the functions get a minibatch, f1
     and f~1 are their means over it, and `upper_deviation` and `lower_deviation` are δ with
     E‖∇(minibatch) − ∇‖² ≤ δ². With `data.Levels`, each function gets a minibatch of its own level.
+
+    Where y1 or y2 has no bounds, a certificate's bound on the lower level's gap rests on
+    `lower_modulus`, if it is given: m > 0, a number or a function of x1, with which `lower` is
+    m-strongly convex in y1, and m-strongly concave in y2 if y2 has no bounds. Without it, it holds
+    within a radius: `radius`, or what `bilevax.certificates.gap` takes.
     """
 
     blocks: ClassVar[tuple[str, ...]] = ("x1", "x2", "y1", "y2")
@@ -71,6 +81,8 @@ class BilevelProblem(Form):
     f_low: Any = None
     upper_deviation: Any = None
     lower_deviation: Any = None
+    lower_modulus: Any = None
+    radius: Any = None
 
     def __init__(
         self,
@@ -87,6 +99,8 @@ class BilevelProblem(Form):
         f_low: Any = None,
         upper_deviation: Any = None,
         lower_deviation: Any = None,
+        lower_modulus: Any = None,
+        radius: Any = None,
     ):
         self.upper = of_level(as_function(upper, "upper"), "upper", data)
         self.lower = of_level(as_function(lower, "lower"), "lower", data)
@@ -100,6 +114,8 @@ class BilevelProblem(Form):
         self.f_low = finite_or_none(f_low, "f_low")
         self.upper_deviation = non_negative_or_none(upper_deviation, "upper_deviation")
         self.lower_deviation = non_negative_or_none(lower_deviation, "lower_deviation")
+        self.lower_modulus = modulus_or_none(lower_modulus, "lower_modulus")
+        self.radius = positive_or_none(radius, "radius")
 
     def calls(self, point: Point) -> list[Call]:
         p = point

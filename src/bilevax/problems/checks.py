@@ -21,7 +21,7 @@ from bilevax.problems.constrained import ConstrainedBilevelProblem
 from bilevax.problems.form import Call, Form
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
-from bilevax.problems.validation import validate
+from bilevax.problems.validation import diameter, validate
 from bilevax.trees import Tree
 
 
@@ -114,6 +114,26 @@ class _Sampler:
         assumption = f"{self.name} {self.are} {shape} in {block}"
         return self._worst(assumption, breach, 256 * self.eps)
 
+    def strong(self, block: str, modulus: Any, sign: int) -> Finding:
+        """That ±f is m-strongly convex in one block: the middle of two values at least m/8·‖u − v‖²
+        below the middle of the line. `modulus` is m, or a function of the first block."""
+        index = self.order.index(block)
+
+        def breach(u: Tree, v: Tree, key: Array) -> Array:
+            def at(t: float) -> Array:
+                mixed = trees.combine(1 - t, u[index], t, v[index])
+                return sign * self.value((*u[:index], mixed, *u[index + 1 :]))
+
+            m = jnp.asarray(modulus(u[0]) if callable(modulus) else modulus)
+            one, middle, other = at(0.0), at(0.5), at(1.0)
+            curved = m.astype(one.dtype) / 8 * trees.square(trees.subtract(u[index], v[index]))
+            size = 1 + jnp.abs(one) + jnp.abs(other) + curved
+            return (middle + curved - (one + other) / 2) / size
+
+        shape = "convex" if sign > 0 else "concave"
+        assumption = f"{self.name} {self.are} lower_modulus-strongly {shape} in {block}"
+        return self._worst(assumption, breach, 256 * self.eps)
+
     def differentiable(self) -> Finding:
         """Its gradient against central differences, along random directions."""
         step = self.eps ** (1 / 3)
@@ -168,6 +188,10 @@ def check_bilevel(problem: BilevelProblem, start: Any, *, samples: int, seed: in
     return _report(problem, start, samples, seed, shapes)
 
 
+def _without_bounds(problem: Any, point: Point, block: str) -> bool:
+    return not np.isfinite(float(diameter(getattr(problem, block), getattr(point, block))))
+
+
 def _report(
     problem: Form, start: Any, samples: int, seed: int, shapes: dict[tuple[str, str], str]
 ) -> Report:
@@ -184,6 +208,10 @@ def _report(
         for (name, block), shape in shapes.items():
             if name == call.name and getattr(problem, block) is not None:
                 findings.append(sampler.bent(block, shape))
+                if name == "lower" and _without_bounds(problem, point, block):
+                    sign = 1 if shape == "convex" else -1
+                    modulus = getattr(problem, "lower_modulus", None)
+                    findings += [] if modulus is None else [sampler.strong(block, modulus, sign)]
         constant = "smoothness" if call.name == "objective" else f"{call.name}_smoothness"
         if getattr(problem, constant, None) is not None:
             findings.append(sampler.smooth(getattr(problem, constant), constant))

@@ -15,7 +15,7 @@ from bilevax.arguments import non_negative, numbers, tracing
 from bilevax.data import Source
 from bilevax.functions import as_function
 from bilevax.problems.form import Call, Form
-from bilevax.problems.minimax import finite_or_none, positive_or_none
+from bilevax.problems.minimax import finite_or_none, modulus_or_none, positive_or_none
 from bilevax.problems.point import Point, as_arrays
 from bilevax.terms import Term, as_term
 from bilevax.trees import Tree
@@ -54,6 +54,10 @@ class ConstrainedBilevelProblem(Form):
     the gradients of `upper` and `lower` and of the Jacobian of all lower-level constraints
     together; `constraint_lipschitz` is the Lipschitz constant of these constraints, `f_low` a
     number that f never falls below. All are estimated where they are needed, if not given.
+
+    Where y has no bounds, a certificate's bound on the lower level's gap rests on `lower_modulus`,
+    if it is given: m > 0, a number or a function of x, with which `lower` is m-strongly convex in
+    y. Without it, it holds within a radius: `radius`, or what `bilevax.certificates.gap` takes.
     """
 
     blocks: ClassVar[tuple[str, ...]] = ("x", "y")
@@ -79,6 +83,8 @@ class ConstrainedBilevelProblem(Form):
     constraint_smoothness: Array | None = None
     constraint_lipschitz: Array | None = None
     f_low: Any = None
+    lower_modulus: Any = None
+    radius: Any = None
 
     def __init__(
         self,
@@ -101,6 +107,8 @@ class ConstrainedBilevelProblem(Form):
         constraint_smoothness: Any = None,
         constraint_lipschitz: Any = None,
         f_low: Any = None,
+        lower_modulus: Any = None,
+        radius: Any = None,
     ):
         self.upper = as_function(upper, "upper")
         self.lower = as_function(lower, "lower")
@@ -140,6 +148,8 @@ class ConstrainedBilevelProblem(Form):
         self.constraint_smoothness = constraint_smoothness
         self.constraint_lipschitz = positive_or_none(constraint_lipschitz, "constraint_lipschitz")
         self.f_low = finite_or_none(f_low, "f_low")
+        self.lower_modulus = modulus_or_none(lower_modulus, "lower_modulus")
+        self.radius = positive_or_none(radius, "radius")
 
     def calls(self, point: Point) -> list[Call]:
         blocks = {"x": point.x, "y": point.y}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import Array
 
+from bilevax.arguments import positive
 from bilevax.data import Source
 from bilevax.problems.point import Point, declare_blocks
 from bilevax.terms import Term
@@ -95,6 +98,20 @@ class Form(eqx.Module):
     def sampled(self) -> bool:
         """Whether the data is a source of minibatches."""
         return isinstance(self.data, Source)
+
+    def within(self, radius: Any) -> Self:
+        """The same problem, whose lower level is compared with what lies within this radius."""
+        if radius is None:
+            return self
+        positive(radius, "radius")
+        if "radius" not in {field.name for field in dataclasses.fields(self)}:
+            raise ValueError(
+                "radius is how far a lower level without bounds is looked at; a "
+                f"{type(self).__name__} has none"
+            )
+        return eqx.tree_at(
+            lambda p: p.radius, self, np.asarray(radius, float), is_leaf=lambda leaf: leaf is None
+        )
 
     def on(self, batch: Tree) -> Self:
         """The same problem with these data in the place of its own."""

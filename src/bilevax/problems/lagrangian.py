@@ -13,7 +13,8 @@ from bilevax import trees
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constrained import ConstrainedBilevelProblem
 from bilevax.problems.point import Multipliers, Point
-from bilevax.terms import Box, PerLeaf, Term
+from bilevax.terms import PerLeaf, Term
+from bilevax.terms.sets import ClosedBox
 from bilevax.trees import Tree
 
 
@@ -91,8 +92,8 @@ def _boxes(bounds: tuple[Tree, Tree] | None) -> tuple[Tree, Tree] | None:
         return None
     inequalities, equalities = bounds
     return (
-        jax.tree.map(lambda b: Box(0 * b, b), inequalities),
-        jax.tree.map(lambda b: Box(-b, b), equalities),
+        jax.tree.map(lambda b: ClosedBox(0 * b, b), inequalities),
+        jax.tree.map(lambda b: ClosedBox(-b, b), equalities),
     )
 
 
@@ -119,6 +120,8 @@ def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> 
         upper_smoothness=p.upper_smoothness if x2 is None else None,
         lower_smoothness=_lower_smoothness(p, bounds),
         f_low=p.f_low,
+        lower_modulus=p.lower_modulus,  # weighed constraints are convex: they take nothing from it
+        radius=p.radius,
     )
 
 

@@ -91,6 +91,11 @@ def non_negative_or_none(value: Any, name: str) -> Any:
     return np.asarray(value, float)
 
 
+def modulus_or_none(value: Any, name: str) -> Any:
+    """A given modulus: a number > 0, or a function of the upper level's variable."""
+    return as_function(value, name) if callable(value) else positive_or_none(value, name)
+
+
 def positive_or_none(value: Any, name: str) -> Any:
     """A given constant as a number that compiled programs take as an argument."""
     positive(value, name)

@@ -282,24 +282,16 @@ def diameter(term: Term, block: Tree) -> Array:
     return term.diameter(block)
 
 
-def gap_is_bounded(term: Term | None, block: Tree) -> Array:
-    """Whether the gap over a lower-level block can be bounded: its term's conjugate is finite."""
-    if term is None:
-        return jnp.asarray(True)
+@quick
+def _gap_is_bounded(term: Term, block: Tree) -> Array:
+    """Whether the gap over a lower-level block has a bound: its term's conjugate is finite."""
     steep = [jax.tree.map(lambda leaf, s=s: jnp.full_like(leaf, s * 1e6), block) for s in (-1, 1)]
     return jnp.all(jnp.stack([jnp.isfinite(term.conjugate(g)) for g in steep]))
 
 
-_gap_is_bounded = quick(gap_is_bounded)
-
-
-def require_gap_bound(
-    term: Term | None, block: Tree, name: str, solver: str, bounded: Any = None
-) -> None:
-    """Refuse a lower-level term over which a gap cannot be bounded; `bounded` if that is known."""
-    if term is None:
-        return
-    if not bool(_gap_is_bounded(term, block) if bounded is None else bounded):
+def require_gap_bound(term: Term | None, block: Tree, name: str, solver: str) -> None:
+    """Refuse a lower-level term over which a method, whose steps rest on it, has no gap bound."""
+    if term is not None and not bool(_gap_is_bounded(term, block)):
         raise ValueError(
             f"{solver} cannot bound the lower-level gap over {name} = {term}; take a term with a "
             "bounded domain, or add a Ridge to it"

@@ -15,12 +15,12 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import non_negative
-from bilevax.certificates.gap import linear_excess
+from bilevax.certificates.gap import grounded_excess, lower_ground
 from bilevax.functions import operations
 from bilevax.problems import BilevelProblem, Form, Point
 from bilevax.problems.constants import sample_domain
 from bilevax.problems.reformulations import at_both, penalty, penalty_blocks, penalty_point
-from bilevax.problems.validation import gap_is_bounded, require, require_gap_bound
+from bilevax.problems.validation import require
 from bilevax.programs import quick
 from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.continuation import Continuation, Seen
@@ -141,10 +141,7 @@ class Adaptive(Solver[AdaptiveState]):
         require(problem, BilevelProblem, "Adaptive")
         dtype = trees.dtype_of(start.replace(rho=None))
         measured = _measured(problem, start)
-        for name, bounded in zip(("y1", "y2"), measured.gap_is_bounded):
-            term, block = getattr(problem, name), getattr(start, name)
-            require_gap_bound(term, block, name, "Adaptive", bounded)
-        steepness, upper, lower = (_middle(sizes) for sizes in measured.slopes)
+        steepness, upper, lower = (_middle(sizes) for sizes in measured)
         rho, force = self.rho, steepness if self.force is None else self.force
         if rho is None:
             rho = max(upper, 1e-3 * steepness) / lower if start.rho is None else start.rho
@@ -508,8 +505,9 @@ def _seen(problem: BilevelProblem, s: AdaptiveState) -> Seen:
     lower = lambda y1, y2: problem.smooth_lower(x1, y1, y2)
     above, below = at_both(lower, (y1, z2), (z1, y2))
     primal, dual = above + of_y1[0], below - of_y2[0]
-    fall = linear_excess(problem.y1, z1, trees.scale(-1 / s.rho, slopes[Z1]))
-    rise = linear_excess(problem.y2, z2, trees.scale(-1 / s.rho, slopes[Z2]))
+    on_y1, on_y2 = lower_ground(problem, "y1", x1, y1), lower_ground(problem, "y2", x1, y2)
+    fall = grounded_excess(problem.y1, z1, trees.scale(-1 / s.rho, slopes[Z1]), on_y1).bound
+    rise = grounded_excess(problem.y2, z2, trees.scale(-1 / s.rho, slopes[Z2]), on_y2).bound
     return Seen(
         worst=jnp.max(lines),
         residual=jnp.max(telling),
@@ -522,15 +520,8 @@ def _seen(problem: BilevelProblem, s: AdaptiveState) -> Seen:
     )
 
 
-class _Measured(eqx.Module):
-    """What is known of a problem before the first step."""
-
-    slopes: tuple[Array, Array, Array]
-    gap_is_bounded: tuple[Array, Array]  # over y1, over y2
-
-
 @quick
-def _measured(problem: BilevelProblem, start: Point) -> _Measured:
+def _measured(problem: BilevelProblem, start: Point) -> tuple[Array, Array, Array]:
     """‖∇f‖, and ‖∇f‖ and ‖∇f~‖ in y1 alone, at a few samples of the domain.
 
     The maximising blocks stay where they start: bounds of multipliers say nothing about a problem.
@@ -546,10 +537,7 @@ def _measured(problem: BilevelProblem, start: Point) -> _Measured:
         lower = jnp.where(lower < 1e-6 * other, other, lower)
         return trees.norm((in_x, in_y)), trees.norm(in_y), lower
 
-    slopes = lax.map(at, jax.random.split(jax.random.key(0), 9))
-    pairs = ((problem.y1, start.y1), (problem.y2, start.y2))
-    above, below = (gap_is_bounded(term, block) for term, block in pairs)
-    return _Measured(slopes, (above, below))
+    return lax.map(at, jax.random.split(jax.random.key(0), 9))
 
 
 def _middle(sizes: Array) -> float:

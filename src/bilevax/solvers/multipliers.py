@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.certificates.gap import linear_excess
+from bilevax.certificates.gap import ground, linear_excess
 from bilevax.problems import (
     BilevelProblem,
     ConstrainedBilevelProblem,
@@ -30,12 +30,7 @@ from bilevax.problems.lagrangian import (
     constrained_point,
     lagrangian,
 )
-from bilevax.problems.validation import (
-    diameter,
-    gap_is_bounded,
-    require_bounded,
-    require_gap_bound,
-)
+from bilevax.problems.validation import diameter, require_bounded
 from bilevax.programs import quick
 from bilevax.solvers.base import initial
 from bilevax.solvers.extragradient import ExtraGradient
@@ -52,6 +47,11 @@ BENDS = 0.5
 SEARCH, LEAST_MARGIN = 40_000, 1e-7
 # The search ends when its point has this share of the greatest margin possible.
 SHARE = 0.5
+# Where y has no bounds, there is no greatest margin: this share of the variation near the start is
+# plenty.
+PLENTY = 0.05
+# What is left of a term in that search.
+TRIFLE = 1e-9
 # A multiplier that comes this near to its bound touches it; then the bound grows.
 NEAR, GROWTH = 0.99, 4.0
 
@@ -115,15 +115,12 @@ def _less_where_it_bends(change: Array, slope: Array) -> Array:
 
 
 @quick
-def _sizes(problem: ConstrainedBilevelProblem, start: Point) -> tuple[dict, Array, Array, Array]:
-    """What each constraint varies by, and how far the two objectives can fall from the start.
-
-    And whether the gap over y can be bounded, which takes no program of its own here.
-    """
+def _sizes(problem: ConstrainedBilevelProblem, start: Point) -> tuple[dict, Array, Array]:
+    """What each constraint varies by, and how far the two objectives can fall from the start."""
     p, x, y = problem, start.x, start.y
     sizes = {name: _variation(p, name, x, y) for name in CONSTRAINTS}
     above = _fall(p.smooth_upper, (x, y), None, PerLeaf((p.x, p.y)))
-    return sizes, above, _fall(p.smooth_lower, (x, y), 1, p.y), gap_is_bounded(p.y, y)
+    return sizes, above, _fall(p.smooth_lower, (x, y), 1, p.y)
 
 
 def _flat(tree: Tree, like: Tree) -> Array:
@@ -155,11 +152,20 @@ class _Worst(eqx.Module):
 
 
 def _margins(worst: _Worst, y: Tree, w: Array) -> tuple[Array, Array]:
-    """The worst violation at y, and a bound below which no y of the domain can bring it."""
+    """The worst violation at y, and a bound below which no y of the domain can bring it.
+
+    Where the domain has no end, no y within the radius of certificates.
+    """
     here = jnp.max(worst.values(y))
     value, slope = jax.value_and_grad(worst)(y, w)
     minus = trees.scale(-1, slope)
-    fall = worst.problem.y.support(minus) - trees.dot(minus, y)
+    term = worst.problem.y
+    fall = term.support(minus) - trees.dot(minus, y)
+    if term.endless:
+        # The term counts with a trifle only, as in the search.
+        rest = trees.norm((term * TRIFLE).residual(y, slope)).astype(fall.dtype)
+        near = rest * ground(y, worst.problem.radius).radius.astype(fall.dtype)
+        fall = jnp.where(jnp.isfinite(fall), fall, near)
     return here, value - fall
 
 
@@ -183,11 +189,12 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
     """
     dtype = trees.dtype_of(start.y)
     reach = float(diameter(problem.y, start.y))
+    bounded = reach < np.inf
     total = trees.scalar(reach if 0 < reach < np.inf else 1.0, dtype)
     worst = _Worst(problem, start.x, sizes, total)
     shape = jax.eval_shape(worst.values, start.y).shape
     # The term counts with a trifle only, so that its prox keeps y in its domain.
-    saddle = MinimaxProblem(worst, problem.y * 1e-9, Simplex(total))
+    saddle = MinimaxProblem(worst, problem.y * TRIFLE, Simplex(total))
     w = np.full(shape, total / shape[0], dtype)
     # Too small a smoothness costs a few halvings of the step; to estimate it costs more.
     solver = ExtraGradient(stop="gap", tolerance=1e-30, smoothness=0.1 / float(total) ** 2)
@@ -204,8 +211,8 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
             )
         if here < upper:
             best, upper = y, here
-        lower = max(lower, bound)
-        if lower > LEAST_MARGIN:
+        lower = max(lower, bound) if bounded else bound
+        if bounded and lower > LEAST_MARGIN:
             raise NoSlaterPoint(
                 f"the lower level is infeasible at x = {_brief(start.x)}: whatever y, some "
                 f"constraint is violated by at least {lower:.3g} of its variation over the domain. "
@@ -214,6 +221,8 @@ def slater_point(problem: ConstrainedBilevelProblem, start: Point, sizes: tuple)
             )
         strict = problem.equalities is None
         if upper < -LEAST_MARGIN and upper <= SHARE * lower:
+            return best
+        if not bounded and upper <= -PLENTY:
             return best
         if upper < 0 and following > SEARCH:  # strictly feasible, if barely
             return best
@@ -240,11 +249,6 @@ def fixed(problem: ConstrainedBilevelProblem) -> bool:
     return problem.multiplier_bound is not None or problem.slater_margin is not None
 
 
-def require_certifiable(problem: ConstrainedBilevelProblem, y: Tree, bounded: Any = None) -> None:
-    """Refuse a problem whose gap over y cannot be bounded; `bounded` if that is known."""
-    require_gap_bound(problem.y, y, "y", "A certificate", bounded)
-
-
 def first_bounds(problem: ConstrainedBilevelProblem, start: Point) -> MultiplierBounds:
     """The bounds to begin with: given, from `eq:cons_y1`, or from a Slater point at the start.
 
@@ -253,8 +257,7 @@ def first_bounds(problem: ConstrainedBilevelProblem, start: Point) -> Multiplier
     the upper level) the bound is what the objective can vary by over what the constraint does.
     """
     p = problem
-    sizes, rise, fall, bounded = jax.device_get(_sizes(p, start))
-    require_certifiable(p, start.y, bounded)  # before the search, which may take long
+    sizes, rise, fall = jax.device_get(_sizes(p, start))
     pair = (sizes["constraints"], sizes["equalities"])
     own = (sizes["upper_constraints"], sizes["upper_equalities"])
     ones = lambda tree: jax.tree.map(np.ones_like, tree)

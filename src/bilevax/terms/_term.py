@@ -109,12 +109,37 @@ class Term(eqx.Module):
         """max ⟨g, s⟩ over the domain of φ."""
         return dot(g, self.linear_oracle(g))
 
+    # For a bound on max over s of ⟨g, s − z⟩ − φ(s) where the conjugate is infinite.
+
+    @property
+    def endless(self) -> bool:
+        """Whether φ* may be infinite somewhere; not to know is to say yes."""
+        return True
+
+    def known_excess(self, z: Tree, g: Tree) -> Scalar:
+        """max over s of ⟨g, s − z⟩ − φ(s) over the parts where that is finite, −φ(z) over others.
+
+        A part is what a sum over parts has as one; without such, the whole.
+        """
+        excess = self.conjugate(g) - dot(g, z)
+        return jnp.where(jnp.isfinite(excess), excess, -self.value(z))
+
+    def endless_slope(self, z: Tree, g: Tree) -> Tree:
+        """The shortest vector of ∂φ(z) − g over these others, and zero over the rest.
+
+        With v this vector, ⟨g, s − z⟩ − φ(s) ≤ −φ(z) − ⟨v, s − z⟩ over them, for every s.
+        """
+        known = jnp.isfinite(self.conjugate(g) - dot(g, z))
+        slope = self.residual(z, jax.tree.map(jnp.negative, g))
+        return jax.tree.map(lambda v: jnp.where(known, jnp.zeros_like(v), v), slope)
+
     def violation(self, x: Tree) -> Scalar:
         """The distance from x to the domain of φ."""
         return norm(jax.tree.map(jnp.subtract, x, self.project(x)))
 
     def __repr__(self) -> str:
-        shown = (f"{f.name}={_show(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        given = [f.name for f in dataclasses.fields(self) if f.init]
+        shown = (f"{name}={_show(getattr(self, name))}" for name in given)
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def __add__(self, other: Term) -> Term:
@@ -163,6 +188,12 @@ class Separable(Term):
     def supremum(self, like: Tree) -> Scalar:
         return tree_sum(self._each("supremum", like))
 
+    def known_excess(self, z: Tree, g: Tree) -> Scalar:
+        return tree_sum(self._each("known_excess", z, g))
+
+    def endless_slope(self, z: Tree, g: Tree) -> Tree:
+        return self._each("endless_slope", z, g)
+
 
 class LeafTerm(Separable):
     """A term defined for one array; a pytree is taken leaf by leaf.
@@ -199,6 +230,14 @@ class LeafTerm(Separable):
     def leaf_check(self, x: Array) -> str | None:
         """What is wrong with an array of this shape, or nothing."""
 
+    def leaf_known_excess(self, z: Array, g: Array) -> Scalar:
+        excess = self.leaf_conjugate(g) - jnp.sum(g * z)
+        return jnp.where(jnp.isfinite(excess), excess, -self.leaf_value(z))
+
+    def leaf_endless_slope(self, z: Array, g: Array) -> Array:
+        known = jnp.isfinite(self.leaf_conjugate(g) - jnp.sum(g * z))
+        return jnp.where(known, jnp.zeros_like(g), self.leaf_residual(z, -g))
+
     def _each(self, method: str, *trees: Tree, step: Number | None = None) -> Tree:
         # A leaf of what only has a shape and a dtype, as for a diameter, may be no array.
         array = _ones if method in ("diameter", "supremum") else jnp.asarray
@@ -234,6 +273,11 @@ class PerLeaf(Separable):
         for part in jax.tree.leaves(self.parts, is_leaf=is_term):
             if not is_term(part):
                 raise TypeError(f"PerLeaf: parts must be a pytree of terms, but holds {part!r}")
+
+    @property
+    def endless(self) -> bool:
+        parts = jax.tree.leaves(self.parts, is_leaf=is_term)
+        return any(part.endless for part in parts)
 
     def _each(self, method: str, *trees: Tree, step: Number | None = None) -> Tree:
         steps = () if step is None else (step,)
@@ -293,6 +337,16 @@ class Scaled(Term):
 
     def residual(self, x: Tree, g: Tree) -> Tree:
         return self._times(self.term.residual(x, self._times(g, inverse=True)))
+
+    @property
+    def endless(self) -> bool:
+        return self.term.endless
+
+    def known_excess(self, z: Tree, g: Tree) -> Scalar:
+        return self._times(self.term.known_excess(z, self._times(g, inverse=True)))
+
+    def endless_slope(self, z: Tree, g: Tree) -> Tree:
+        return self._times(self.term.endless_slope(z, self._times(g, inverse=True)))
 
     def supremum(self, like: Tree) -> Scalar:
         bound = self.term.supremum(like)

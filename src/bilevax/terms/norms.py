@@ -19,6 +19,7 @@ from bilevax.terms.sets import (
     check_axis,
     check_broadcast,
     largest_or_one,
+    may_be_infinite,
     zero_if,
 )
 from bilevax.trees import Tree
@@ -43,6 +44,10 @@ class L1(InBox):
     weight: Number = eqx.field(converter=parameter)
     lower: Number = eqx.field(converter=parameter, default=-np.inf)
     upper: Number = eqx.field(converter=parameter, default=np.inf)
+    open: bool = eqx.field(static=True, init=False)
+
+    def __post_init__(self):
+        self.open = may_be_infinite(self.lower, self.upper)
 
     def __check_init__(self):
         non_negative(self.weight, "L1: weight")
@@ -59,7 +64,13 @@ class L1(InBox):
         shrink = lax.broadcast(step * scalar(self.weight, v), v.shape)
         return self.leaf_project(v - lax.clamp(-shrink, v, shrink))
 
+    def entry_values(self, x: Array) -> Array:
+        return scalar(self.weight, x) * jnp.abs(x)
+
     def leaf_conjugate(self, g: Array) -> Scalar:
+        return jnp.sum(self.entry_conjugates(g))
+
+    def entry_conjugates(self, g: Array) -> Array:
         low, high = self.bounds(g)
         weight = scalar(self.weight, g)
 
@@ -70,7 +81,7 @@ class L1(InBox):
             return jnp.where(finite, slope * jnp.where(finite, s, 0), endless)
 
         inner = jnp.clip(jnp.zeros_like(g), low, high)
-        return jnp.sum(jnp.maximum(jnp.maximum(at(low), at(high)), at(inner)))
+        return jnp.maximum(jnp.maximum(at(low), at(high)), at(inner))
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
         low, high = self.bounds(x)
@@ -146,6 +157,10 @@ class Ridge(Term):
             finite(center, "Ridge: center")
         if not isinstance(self.base, Term):
             raise TypeError(f"Ridge: base must be a term, not {self.base!r}")
+
+    @property
+    def endless(self) -> bool:
+        return False  # the square outgrows every slope
 
     def _centers(self, like: Tree) -> Tree:
         """The center in the shape of `like`: one for all leaves, or one per leaf."""

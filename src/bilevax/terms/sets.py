@@ -110,6 +110,14 @@ class ConvexSet(LeafTerm):
         return jnp.zeros((), like.dtype)
 
 
+class Bounded(ConvexSet):
+    """What the sets without a way to infinity share."""
+
+    @property
+    def endless(self) -> bool:
+        return False
+
+
 class Everywhere(LeafTerm):
     """What the terms whose domain is everything share."""
 
@@ -136,8 +144,26 @@ class Free(Everywhere, ConvexSet):
         return None
 
 
+def may_be_infinite(*bounds: Number) -> bool:
+    """Whether one of some bounds is infinite; while JAX traces one, nobody knows."""
+    try:
+        return any(tracing(b) or not np.isfinite(np.asarray(b, float)).all() for b in bounds)
+    except (TypeError, ValueError):
+        return True  # no numbers, which is said elsewhere
+
+
 class InBox(LeafTerm):
-    """What the terms whose domain is a box share."""
+    """What the terms whose domain is a box share.
+
+    Whether the box is `open`, with an infinite bound, is a part of the program, so that those of
+    boxes with bounds have nothing to do for others.
+    """
+
+    open: eqx.AbstractVar[bool]
+
+    @property
+    def endless(self) -> bool:
+        return self.open
 
     @abc.abstractmethod
     def bounds(self, x: Array) -> tuple[Array, Array]:
@@ -163,18 +189,46 @@ class InBox(LeafTerm):
         zero = jnp.zeros_like(g)
         return lax.select(g > zero, high, lax.select(g < zero, low, lax.clamp(low, zero, high)))
 
+    # Entry by entry: one without a bound takes nothing from what is known of the others.
+
+    @abc.abstractmethod
+    def entry_values(self, x: Array) -> Array:
+        """φ of every entry, inside of the box."""
+
+    @abc.abstractmethod
+    def entry_conjugates(self, g: Array) -> Array:
+        """φ* of every entry."""
+
+    def leaf_known_excess(self, z: Array, g: Array) -> Scalar:
+        excess = self.entry_conjugates(g) - g * z
+        return jnp.sum(jnp.where(jnp.isfinite(excess), excess, -self.entry_values(z)))
+
+    def leaf_endless_slope(self, z: Array, g: Array) -> Array:
+        known = jnp.isfinite(self.entry_conjugates(g) - g * z)
+        return jnp.where(known, jnp.zeros_like(g), self.leaf_residual(z, -g))
+
 
 class Box(InBox, ConvexSet):
     """{x : lower ≤ x ≤ upper}, entry by entry; bounds may be arrays, and infinite."""
 
     lower: Number = eqx.field(converter=parameter)
     upper: Number = eqx.field(converter=parameter)
+    open: bool = eqx.field(static=True, init=False)
+
+    def __post_init__(self):
+        self.open = may_be_infinite(self.lower, self.upper)
 
     def __check_init__(self):
         interval(self.lower, self.upper, "Box")
 
     def bounds(self, x: Array) -> tuple[Array, Array]:
         return cast(self.lower, x), cast(self.upper, x)
+
+    def entry_values(self, x: Array) -> Array:
+        return jnp.zeros_like(x)
+
+    def entry_conjugates(self, g: Array) -> Array:
+        return g * self.leaf_linear_oracle(g)
 
     def leaf_residual(self, x: Array, g: Array) -> Array:
         # The normal cone adds any number ≤ 0 at the lower bound and any ≥ 0 at the upper one.
@@ -185,6 +239,13 @@ class Box(InBox, ConvexSet):
 
     def leaf_check(self, x: Array) -> str | None:
         return check_broadcast(x, lower=self.lower, upper=self.upper)
+
+
+class ClosedBox(Box):
+    """A box whose bounds are known to be finite, also while JAX traces them."""
+
+    def __post_init__(self):
+        self.open = False
 
 
 def NonNegative() -> Box:
@@ -198,7 +259,7 @@ def LInfBall(radius: Number) -> Box:
     return Box(-jnp.asarray(radius), radius)
 
 
-class CappedSimplex(ConvexSet):
+class CappedSimplex(Bounded):
     """{x : 0 ≤ x ≤ cap, Σ x = total}: the truncated simplex, along `axis` or over the whole array.
 
     `cap` is one number, or an array with a cap for each entry. An array must broadcast to the
@@ -351,7 +412,7 @@ def Simplex(total: Number = 1.0, axis: int | None = None) -> CappedSimplex:
     return CappedSimplex(np.inf, total, axis)
 
 
-class L2Ball(ConvexSet):
+class L2Ball(Bounded):
     """{x : ‖x − center‖ ≤ radius}, along `axis` or over the whole array."""
 
     radius: Number = eqx.field(converter=parameter)
@@ -420,7 +481,7 @@ class L2Ball(ConvexSet):
         return None
 
 
-class L1Ball(ConvexSet):
+class L1Ball(Bounded):
     """{x : Σ |xᵢ| ≤ radius}, along `axis` or over the whole array."""
 
     radius: Number = eqx.field(converter=parameter)
