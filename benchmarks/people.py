@@ -82,7 +82,11 @@ def child(kind: str, name: str, tolerance: float, seconds: float) -> None:
     jax.config.update("jax_enable_x64", True)
     import people_problems
 
-    person = people_problems.PEOPLE[name]()
+    try:
+        person = people_problems.PEOPLE[name]()
+    except Exception as error:  # its data may be missing
+        print(json.dumps({"status": "raised", "message": said(error)}), flush=True)
+        return
 
     def attempt(row: dict[str, Any], run: Any) -> None:
         try:
