@@ -13,7 +13,7 @@ from bilevax import trees
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constrained import ConstrainedBilevelProblem
 from bilevax.problems.point import Multipliers, Point
-from bilevax.terms import PerLeaf, Term
+from bilevax.terms import Box, PerLeaf, Term
 from bilevax.terms.sets import ClosedBox
 from bilevax.trees import Tree
 
@@ -123,6 +123,38 @@ def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> 
         lower_modulus=p.lower_modulus,  # weighed constraints are convex: they take nothing from it
         radius=p.radius,
     )
+
+
+def without_bounds(problem: BilevelProblem) -> BilevelProblem:
+    """A `lagrangian` whose multipliers have no bounds but their signs, unless the user gave some.
+
+    Bounds that were found serve first-order steps, whose lengths depend on domains. Without them
+    the lower level's constraints need no shared multipliers: these stay at zero.
+    """
+    if not isinstance(problem.lower, LowerLagrangian) or problem.x2 is None:
+        return problem
+    own, shared = problem.x2.parts  # pyright: ignore[reportAttributeAccessIssue]
+    if shared is None:
+        return problem
+    is_box = lambda leaf: isinstance(leaf, Box)
+    most = lambda bound: jnp.full_like(bound, jnp.inf)
+
+    def signs(boxes: Tree) -> Tree:
+        (inequalities, equalities) = boxes
+        return (
+            jax.tree.map(
+                lambda box: Box(0 * box.upper, most(box.upper)), inequalities, is_leaf=is_box
+            ),
+            jax.tree.map(
+                lambda box: Box(-most(box.upper), most(box.upper)), equalities, is_leaf=is_box
+            ),
+        )
+
+    none = lambda box: ClosedBox(0 * box.upper, 0 * box.upper)
+    x2 = PerLeaf((signs(own), jax.tree.map(none, shared, is_leaf=is_box)))
+    y2 = PerLeaf(signs(problem.y2.parts))  # pyright: ignore
+    at = lambda p: (p.x2, p.y2)
+    return eqx.tree_at(at, problem, (x2, y2), is_leaf=lambda leaf: isinstance(leaf, Term))
 
 
 def _lower_smoothness(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> Array | None:

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import non_negative
 from bilevax.certificates.gap import grounded_excess, lower_ground
-from bilevax.functions import operations
 from bilevax.problems import BilevelProblem, Form, Point
-from bilevax.problems.constants import sample_domain
-from bilevax.problems.reformulations import at_both, penalty, penalty_blocks, penalty_point
+from bilevax.problems.reformulations import at_both, penalty_blocks, penalty_point
 from bilevax.problems.validation import require
-from bilevax.programs import quick
 from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.continuation import Continuation, Seen
 from bilevax.solvers.curvature import SAFETY, X2, Y2, Z1, Z2, Blocks, Curvature, products
+from bilevax.solvers.penalised import Penalised, first_penalty
 from bilevax.solvers.penalty import PenaltyMethod
 from bilevax.solvers.reach import evened, extent, lengths, renewed
-from bilevax.terms import PerLeaf, Term
-from bilevax.trees import Tree
 
 # A new anchor is set when the residual has fallen by this factor since the last one, or after this
 # share of all gradients.
@@ -50,8 +44,6 @@ MISTRUST = 1e6
 # Steps are about 1 in units of what the curvatures allow. So many subproblems in a row that end
 # with steps below this say that slopes jump: else steps would have grown a thousandfold meanwhile.
 TINY, STUCK = 1e-5, 3
-# A call of so many operations is batched with another of the same kind.
-MANY = 40
 # How often all curvatures are measured at first; later they are renewed when the gradients have
 # grown by this factor.
 FIRST_ROUNDS, REFRESH = 3, 1.5
@@ -140,11 +132,10 @@ class Adaptive(Solver[AdaptiveState]):
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> Adaptive:
         require(problem, BilevelProblem, "Adaptive")
         dtype = trees.dtype_of(start.replace(rho=None))
-        measured = _measured(problem, start)
-        steepness, upper, lower = (_middle(sizes) for sizes in measured)
+        first_rho, steepness = first_penalty(problem, start)
         rho, force = self.rho, steepness if self.force is None else self.force
         if rho is None:
-            rho = max(upper, 1e-3 * steepness) / lower if start.rho is None else start.rho
+            rho = first_rho if start.rho is None else start.rho
         return Adaptive(
             rho=trees.scalar(rho, dtype),
             step_size=trees.scalar(1.0 if self.step_size is None else self.step_size, dtype),
@@ -235,43 +226,13 @@ class Adaptive(Solver[AdaptiveState]):
         return penalty_point(parts[:3], parts[3:]).replace(rho=state.rho)
 
 
-def _operator(problem: BilevelProblem, s: AdaptiveState, w: Array) -> Array:
-    """(∇ₓP, −∇ᵧP)"""
-    parts = s.blocks.layout.unravel(w)
-    gx, gy = penalty(problem, s.rho).gradient(parts[:3], parts[3:])
-    return s.blocks.layout.ravel((*gx, *trees.scale(-1, gy)))
-
-
-def _per_block(
-    problem: BilevelProblem, rho: Array, function: Callable[..., Tree], *columns: Any
-) -> tuple[Tree, ...]:
-    """function(term, …) for each of the six blocks, with one argument from each column.
-
-    y1 and z1 have the same term, and so have y2 and z2. Where a call is many operations, as a
-    projection on a simplex is, each pair is one batched call: it is compiled in half the time.
-    """
-
-    def both(term: Term | None, first: tuple, second: tuple) -> tuple[Tree, Tree]:
-        called = lambda *arguments: function(None if term is None else rho * term, *arguments)
-        if term is None or operations(called, *first) < MANY:
-            return called(*first), called(*second)
-        pair = at_both(called, first, second)
-        return tuple(jax.tree.map(lambda leaf, k=k: leaf[k], pair) for k in (0, 1))
-
-    x1, y1, y2, x2, z1, z2 = zip(*columns)
-    (of_y1, of_z1), (of_y2, of_z2) = both(problem.y1, y1, z1), both(problem.y2, y2, z2)
-    return function(problem.x1, *x1), of_y1, of_y2, function(problem.x2, *x2), of_z1, of_z2
-
-
-def _prox(problem: BilevelProblem, s: AdaptiveState, v: Array, steps: Array) -> Array:
-    prox = lambda term, block, step: block if term is None else term.prox(block, step)
-    parts = s.blocks.layout.unravel(v)
-    return s.blocks.layout.ravel(_per_block(problem, s.rho, prox, parts, steps))
+def _penalised(problem: BilevelProblem, s: AdaptiveState) -> Penalised:
+    return Penalised(problem, s.rho, s.blocks)
 
 
 def _curved(problem: BilevelProblem, s: AdaptiveState, v: Array) -> Array:
     """∂²P·v"""
-    _, bent = jax.jvp(lambda w: _operator(problem, s, w), (s.center,), (v,))
+    _, bent = jax.jvp(lambda w: _penalised(problem, s).operator(w), (s.center,), (v,))
     return jnp.where(s.blocks.owner < X2, 1, -1).astype(v.dtype) * bent
 
 
@@ -352,12 +313,12 @@ def _move(
     length, steps = s.step_size * metric, s.step_size * per_block
     drawn = 1 / (s.since.astype(metric.dtype) + 2)
     base = s.iterate + drawn * (s.anchor - s.iterate)
-    here = _operator(problem, s, s.iterate) + weights * (s.iterate - s.center)
-    half = _prox(problem, s, base - length * here, steps)
-    bare = _operator(problem, s, half)
+    here = _penalised(problem, s).operator(s.iterate) + weights * (s.iterate - s.center)
+    half = _penalised(problem, s).prox(base - length * here, steps)
+    bare = _penalised(problem, s).operator(half)
     pull = weights * (half - s.center)
     there = bare + pull
-    iterate = _prox(problem, s, base - length * there, steps)
+    iterate = _penalised(problem, s).prox(base - length * there, steps)
 
     moved, turned = half - s.iterate, there - here
     left = (base - half) / length + turned  # of the subproblem: an element of its operator at half
@@ -480,7 +441,7 @@ def _shifted(problem: BilevelProblem, s: AdaptiveState, share: Array) -> Array:
     steps = lengths(s.reach, s.curved)
     onwards = s.half - s.blocks.spread(steps) * s.slope
     tiny = jnp.finfo(there.dtype).eps
-    prox = jax.vmap(lambda v, scale: _prox(problem, s, v, scale * steps))
+    prox = jax.vmap(lambda v, scale: _penalised(problem, s).prox(v, scale * steps))
     held, inside = prox(jnp.stack([onwards, there]), jnp.asarray([1, tiny], there.dtype))
     free = held == onwards
     return jnp.where(free & (share != 1), inside, s.half)
@@ -492,7 +453,7 @@ def _seen(problem: BilevelProblem, s: AdaptiveState) -> Seen:
     slopes = s.blocks.layout.unravel(s.slope)
     zero = jnp.zeros((), s.half.dtype)
     rest = lambda term, block, g: zero if term is None else trees.norm(term.residual(block, g))
-    lines = jnp.stack(_per_block(problem, s.rho, rest, parts, slopes))
+    lines = jnp.stack(_penalised(problem, s).per_block(rest, parts, slopes))
     # y2's residual counts for the certificate, not for ρ: while y2 is held fast it says only that.
     telling = jnp.where(jnp.arange(6) != Y2, lines, 0)
     # How much of the gap the residual may explain: what it could change P by over the way so far.
@@ -518,28 +479,3 @@ def _seen(problem: BilevelProblem, s: AdaptiveState) -> Seen:
         settled=s.settled,
         gradients=s.gradients,
     )
-
-
-@quick
-def _measured(problem: BilevelProblem, start: Point) -> tuple[Array, Array, Array]:
-    """‖∇f‖, and ‖∇f‖ and ‖∇f~‖ in y1 alone, at a few samples of the domain.
-
-    The maximising blocks stay where they start: bounds of multipliers say nothing about a problem.
-    Where f~ has no slope in y1 there, as a bilinear one can have none, that in y2 stands in.
-    """
-    term = PerLeaf((problem.x1, problem.y1))
-
-    def at(key: Array) -> tuple[Array, Array, Array]:
-        x1, y1 = sample_domain(term, (start.x1, start.y1), key)
-        in_x, _, in_y, _ = problem.upper_gradient(x1, start.x2, y1, start.y2)
-        _, lower, other = (trees.norm(g) for g in problem.lower_gradient(x1, y1, start.y2))
-        other = other.astype(lower.dtype)  # of an absent y2 it is a plain zero
-        lower = jnp.where(lower < 1e-6 * other, other, lower)
-        return trees.norm((in_x, in_y)), trees.norm(in_y), lower
-
-    return lax.map(at, jax.random.split(jax.random.key(0), 9))
-
-
-def _middle(sizes: Array) -> float:
-    found = float(np.median(trees.on_host(sizes)))
-    return float(np.clip(found, 1e-6, 1e6)) if np.isfinite(found) else 1.0

@@ -1,0 +1,510 @@
+"""Newton: the penalty method by semismooth Newton steps, with x1 in a trust region."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.arguments import non_negative
+from bilevax.problems import BilevelProblem, Form, Point
+from bilevax.problems.lagrangian import without_bounds
+from bilevax.problems.reformulations import penalty_blocks, penalty_point
+from bilevax.problems.validation import require
+from bilevax.solvers.base import Solver, Task, check_positive
+from bilevax.solvers.curvature import X1, Blocks
+from bilevax.solvers.penalised import Penalised, first_penalty
+from bilevax.solvers.reach import extent
+from bilevax.solvers.semismooth import Natural
+from bilevax.trees import Tree
+
+# Problems with more entries in all six blocks than this are left to first-order steps.
+MOST_ENTRIES = 3000
+# What a step does: bring the other blocks to their places while x1 rests, follow the solution to
+# another ρ with all blocks at once, or move x1.
+SETTLE, FOLLOW, MOVE = range(3)
+# A Newton step is halved at most so often, and must not make the residual larger than by this.
+HALVINGS, SLACK = 6, 1e-6
+# ω, by which all blocks but x1 are regularised, in shares of their curvature: its first value and
+# its least and greatest; the factors by which a full step, a short one and none change it.
+FIRM, LEAST_FIRM, MOST_FIRM = 1e-6, 1e-9, 1e9
+FULL_STEP, SHORT_STEP, NO_STEP = 0.1, 3.0, 30.0
+# After a move of x1 the other blocks settle in at most so many steps, or the move is taken back;
+# where x1 has not moved, the method gives up after so many.
+SETTLING, PATIENCE = 12, 60
+# The other blocks are settled when their residual is at most this share of x1's, or of ‖∇f‖, or of
+# the target.
+SETTLED, SETTLED_FORCE, SETTLED_TARGET = 0.03, 0.01, 0.1
+# The trust region: the share of the foreseen fall at which a move is taken, those at which μ
+# shrinks and grows, and the factors of it.
+TAKEN, WELL, BADLY = 0.1, 0.75, 0.25
+EASE, TIGHTEN, RETREAT = 0.1, 4.0, 8.0
+# μ above this share of all curvature says that no move of x1 helps.
+MOST_HOLD = 1e14
+# ρ first grows until y1 is within this share of z1. Then it grows where the residual is at most
+# this share of ‖∇f‖ or of ρ·gap; by at most the first factor, and by its root where that fails.
+NEAR, ENOUGH = 0.1, 0.01
+FIRST_RHO, MOST_TIMES, LEAST_TIMES, FIRST_TIMES = 10.0, 100.0, 1.4, 1e4
+# Steps that follow a solution to another ρ; and where they end nowhere, and the other blocks have
+# settled there, the share of ‖∇f‖ in x1's residual that says that φ has a kink nearby.
+FOLLOWING, KICKED = 12, 0.03
+# Shares of the target at which a check is asked for, of residuals and of the gap; and by how much
+# the target shrinks where a check says no.
+READY, READY_GAP, SHRINK = 0.3, 0.1, 0.25
+
+
+class NewtonState(eqx.Module):
+    """Flat vectors over the six blocks, and what was learnt of the problem."""
+
+    iterate: Array
+    slope: Array  # the operator (∇ₓP, −∇ᵧP) there,
+    known: Array  # if it has been computed
+    center: Array  # the last point at which all blocks but x1 were settled
+    center_slope: Array
+    center_value: Array  # P there
+    foreseen: Array  # how far P was foreseen to fall by the move since
+    moved: Array  # whether x1 has moved since
+    rho: Array
+    times: Array  # the factor by which ρ has grown, or may grow next
+    target: Array
+    relative: Array
+    steps: Array  # of the natural map, per block
+    hold: Array  # μ: how strongly x1 is held
+    firm: Array  # ω: how strongly the other blocks are, in shares of their curvature
+    extent: Array  # the diameter of each block's domain
+    phase: Array  # what the next step does
+    inner: Array  # steps in this phase
+    outer: Array  # how often the other blocks were settled
+    tried: Array  # whether the other blocks settle at a ρ to which the solution was not followed
+    ready: Array  # whether the point may be certified: a check is asked for
+    lost: Array  # whether the method has given up
+    linear_solves: Array
+    gradients: Array
+    blocks: Blocks = eqx.field(static=True)
+
+
+class Newton(Solver[NewtonState]):
+    """The paper's penalty problem with its curvature used, for problems up to medium size.
+
+    φ(x1) = min over (y1, y2) max over (x2, z1, z2) of P_ρ has the slope ∂P/∂x1 at the saddle point
+    (Danskin), and is minimised in a trust region:
+
+    - Settle: at a fixed x1 the other blocks solve a monotone problem, F + ∂Φ ∋ 0. Semismooth Newton
+      steps on its natural map R(w) = (w − prox_{sΦ}(w − s·F(w)))/s, halved until ‖R‖ does not grow.
+      The system is regularised by ω·curvature (a linearised proximal point step), more where steps
+      are cut and less where they are not.
+    - Move: one Newton step of all blocks with the proximal weight μ on x1, then settle again. The
+      move is taken if φ fell by a share of what was foreseen; μ follows from how well it was.
+    - Follow: where x1 is stationary and the gap is not small yet, ρ grows. (z1, y2) solve the lower
+      level whatever ρ is and (y1, z2) are off by 1/ρ, so they start nearer by as much; then all
+      blocks take Newton steps at once, and a factor that was too large is tried again by its root.
+
+    Linear systems are dense. `linear_solves` counts them, with a Hessian each; `gradients` counts
+    all other gradients. `rho` is a first guess.
+    """
+
+    form: ClassVar[type[Form]] = BilevelProblem
+    keeps_state: ClassVar[bool] = True
+
+    rho: Any = None
+    target: Any = None
+    relative: Any = None
+    force: Any = None
+
+    def __check_init__(self):
+        check_positive(self, "rho", "force")
+        for name in ("target", "relative"):
+            if getattr(self, name) is not None:
+                non_negative(getattr(self, name), f"Newton: {name}")
+
+    @property
+    def gradients_per_step(self) -> int:
+        return HALVINGS + 2
+
+    def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> Newton:
+        require(problem, BilevelProblem, "Newton")
+        entries = sum(Blocks.of(*penalty_blocks(start)).sizes)
+        if entries > MOST_ENTRIES:
+            raise ValueError(
+                f"Newton solves linear systems with one unknown for each entry of all blocks, and "
+                f"{entries} are more than {MOST_ENTRIES}; use bilevax.Adaptive()"
+            )
+        dtype = trees.dtype_of(start.replace(rho=None))
+        rho, force = first_penalty(problem, start)
+        rho = FIRST_RHO * rho if start.rho is None else start.rho
+        given = lambda value, other: trees.scalar(other if value is None else value, dtype)
+        return Newton(
+            rho=given(self.rho, rho),
+            target=given(self.target, tolerance),
+            relative=given(self.relative, 0.0),
+            force=given(self.force, force),
+        )
+
+    def prepared_for(self, task: Task) -> Newton:
+        solver = self
+        if task.relative:
+            target = task.tolerance if self.target is None else self.target
+            solver = dataclasses.replace(self, target=target, relative=task.relative)
+        return solver.prepare(task.problem, task.start, task.tolerance)
+
+    def prepared_anew(self, prepared: Newton, task: Task, state: NewtonState) -> Newton:
+        """With the ρ that its witnesses are for: another one would lead away from them."""
+        return dataclasses.replace(self, rho=task.start.rho).prepared_for(task)
+
+    def advice(self) -> str:
+        return "try another start, or solver=bilevax.Adaptive()"
+
+    def init(self, problem: BilevelProblem, start: Point) -> NewtonState:
+        problem = without_bounds(problem)
+        x, y = penalty_blocks(start)
+        blocks = Blocks.of(x, y)
+        w = blocks.layout.ravel((*x, *y))
+        dtype, zero, no = w.dtype, jnp.zeros((), int), jnp.zeros((), bool)
+        one = jnp.ones((), dtype)
+        return NewtonState(
+            iterate=w,
+            slope=jnp.zeros_like(w),
+            known=no,
+            center=w,
+            center_slope=jnp.zeros_like(w),
+            center_value=0 * one,
+            foreseen=0 * one,
+            moved=no,
+            rho=one * self.rho,
+            times=one * MOST_TIMES,
+            target=one * self.target,
+            relative=one * self.relative,
+            steps=jnp.ones(6, dtype),
+            hold=0 * one,
+            firm=one * FIRM,
+            extent=extent(problem, (*x, *y), dtype),
+            phase=zero + SETTLE,
+            inner=zero,
+            outer=zero,
+            tried=no,
+            ready=no,
+            lost=no,
+            linear_solves=zero,
+            gradients=zero,
+            blocks=blocks,
+        )
+
+    def step(self, problem: BilevelProblem, state: NewtonState, limit: Array) -> NewtonState:
+        """See whether the phase is over, and then one linear system, unless a check is due."""
+        problem = without_bounds(problem)
+        s = _with_slope(problem, dataclasses.replace(state, ready=jnp.zeros((), bool)))
+        seen = _seen(problem, s, self.force)
+        s = lax.cond(seen.over, lambda: _judged(problem, s, seen), lambda: s)
+        onwards = lambda: _onwards(problem, _with_slope(problem, s))
+        return lax.cond(s.ready, lambda: s, onwards)
+
+    def done(self, problem: BilevelProblem, state: NewtonState) -> Array:
+        return state.lost
+
+    def is_ready(self, problem: BilevelProblem, state: NewtonState) -> Array:
+        return state.ready
+
+    def output(self, problem: BilevelProblem, state: NewtonState) -> Point:
+        """The iterate, with entries that a term holds exactly where it holds them."""
+        problem, s = without_bounds(problem), state
+        snapped = _penalised(problem, s).prox(
+            s.iterate - s.blocks.spread(s.steps) * s.slope, s.steps
+        )
+        w = jnp.where(s.ready, snapped, s.iterate)
+        parts = s.blocks.layout.unravel(w)
+        return penalty_point(parts[:3], parts[3:]).replace(rho=s.rho)
+
+
+def _penalised(problem: BilevelProblem, s: NewtonState) -> Penalised:
+    return Penalised(problem, s.rho, s.blocks)
+
+
+def _natural(problem: BilevelProblem, s: NewtonState) -> Natural:
+    return Natural(_penalised(problem, s), s.steps)
+
+
+def _is_x1(s: NewtonState) -> Array:
+    return jnp.asarray(s.blocks.owner == X1)
+
+
+def _with_slope(problem: BilevelProblem, s: NewtonState) -> NewtonState:
+    def found() -> NewtonState:
+        slope = _penalised(problem, s).operator(s.iterate)
+        known = jnp.ones((), bool)
+        return dataclasses.replace(s, slope=slope, known=known, gradients=s.gradients + 1)
+
+    return lax.cond(s.known, lambda: s, found)
+
+
+class _Seen(eqx.Module):
+    """Where a run stands."""
+
+    of_x1: Array  # the residual of x1,
+    others: Array  # and that of the other blocks
+    gap: Array
+    value: Array
+    noise: Array  # what of the value may be rounding
+    force: Array  # ‖∇f‖, about
+    aim: Array  # what residuals shall be,
+    gap_aim: Array  # and what the gap
+    enough: Array  # the residual at which ρ may grow
+    over: Array  # whether the phase is over
+
+
+def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
+    penalised = _penalised(problem, s)
+    rest, x1 = _natural(problem, s)(s.iterate, s.slope), _is_x1(s)
+    of_x1, others = trees.norm(jnp.where(x1, rest, 0)), trees.norm(jnp.where(x1, 0, rest))
+    (gap, size), value = penalised.gap(s.iterate), penalised.value(s.iterate)
+    aim, gap_aim = s.target + s.relative * force, s.target + s.relative * size
+    enough = jnp.maximum(READY * aim, ENOUGH * jnp.minimum(force, s.rho * gap))
+    settled = jnp.minimum(SETTLED * of_x1, SETTLED_FORCE * force)
+    settled = others <= jnp.maximum(SETTLED_TARGET * aim, settled)
+    followed = (of_x1 <= enough) & (others <= enough)
+    over = jnp.where(s.phase == FOLLOW, followed, settled) & (s.phase != MOVE)
+    eps = float(jnp.finfo(value.dtype).eps)
+    return _Seen(
+        of_x1=of_x1,
+        others=others,
+        gap=gap,
+        value=value,
+        noise=1e3 * eps * (jnp.abs(value) + s.rho * size),
+        force=force,
+        aim=aim,
+        gap_aim=gap_aim,
+        enough=enough,
+        over=over & (s.linear_solves > 0),
+    )
+
+
+def _judged(problem: BilevelProblem, s: NewtonState, seen: _Seen) -> NewtonState:
+    """All blocks but x1 are in their places: take the move, or take it back."""
+    fall = s.center_value - seen.value
+    well = (fall + seen.noise) / (s.foreseen + seen.noise)
+    fell = jnp.where(s.foreseen <= seen.noise, fall >= -seen.noise, well >= TAKEN)
+    kicked = s.tried & (seen.of_x1 > KICKED * seen.force)
+    verdict = jnp.where(kicked, 2, jnp.where(fell | ~s.moved, 0, 1))
+    return lax.switch(
+        verdict,
+        [
+            lambda: _taken(problem, s, seen, well),
+            lambda: _taken_back(s),
+            lambda: _nearer(problem, s),
+        ],
+    )
+
+
+def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) -> NewtonState:
+    """A new center; then a check is asked for, or ρ grows, or x1 moves."""
+    residual, low = trees.norm((seen.of_x1, seen.others)), seen.gap <= READY_GAP * seen.gap_aim
+    ready = low & (residual <= READY * seen.aim)
+    growing = ~low & (seen.of_x1 <= seen.enough) & (seen.others <= seen.enough)
+    apart = _apart(s) / NEAR
+    early = (s.outer == 0) & (apart > 2) & ~ready
+    arrived = (s.phase == FOLLOW) | s.tried
+    times = jnp.where(arrived, jnp.minimum(s.times**1.5, MOST_TIMES), s.times)
+    wished = jnp.maximum(1.5 * jnp.sqrt(jnp.maximum(seen.gap, 0) / (READY_GAP * seen.gap_aim)), 2)
+    grown = jnp.where(growing, jnp.minimum(wished, times), 1)
+    grown = jnp.where(early, jnp.minimum(apart, FIRST_TIMES), grown)
+    factor = jnp.where(well > WELL, EASE, jnp.where(well < BADLY, TIGHTEN, 1))
+    first = jnp.where(s.hold > 0, s.hold, seen.of_x1 / s.extent[X1])
+    hold = jnp.where(s.moved, factor * s.hold, first)
+    phase = jnp.where(early, SETTLE, jnp.where(growing, FOLLOW, MOVE))
+    return dataclasses.replace(
+        s,
+        iterate=_shifted(problem, s, 1 / grown),
+        known=~(growing | early),
+        center=s.iterate,
+        center_slope=s.slope,
+        center_value=seen.value,
+        moved=jnp.zeros((), bool),
+        rho=s.rho * grown,
+        times=jnp.where(growing & ~early, grown, times),
+        target=jnp.where(ready, SHRINK * s.target, s.target),
+        relative=jnp.where(ready, SHRINK * s.relative, s.relative),
+        hold=hold,
+        phase=phase.astype(s.phase.dtype),
+        inner=jnp.zeros_like(s.inner),
+        outer=s.outer + 1,
+        tried=jnp.zeros((), bool),
+        ready=ready,
+    )
+
+
+def _taken_back(s: NewtonState) -> NewtonState:
+    """Back to the center, where x1 is held more strongly."""
+    return dataclasses.replace(
+        s,
+        iterate=s.center,
+        slope=s.center_slope,
+        moved=jnp.zeros((), bool),
+        hold=RETREAT * s.hold,
+        phase=jnp.full_like(s.phase, MOVE),
+        inner=jnp.zeros_like(s.inner),
+    )
+
+
+def _apart(s: NewtonState) -> Array:
+    """‖y1 − z1‖, in shares of ‖z1‖."""
+    parts = s.blocks.layout.unravel(s.iterate)
+    y1, z1 = parts[1], parts[4]
+    size = trees.norm(z1)
+    return trees.norm(trees.subtract(y1, z1)) / jnp.where(size > 0, size, jnp.inf)
+
+
+def _shifted(problem: BilevelProblem, s: NewtonState, share: Array) -> Array:
+    """Where to begin when ρ becomes ρ/share: (y1, z2) nearer to (z1, y2) by that share.
+
+    An entry that its term holds, at a bound say, stays; then it is the other one that moves.
+    """
+    held = _natural(problem, s).held(s.iterate, s.slope)
+    x1, y1, y2, x2, z1, z2 = s.blocks.layout.unravel(s.iterate)
+    _, held_y1, held_y2, _, held_z1, held_z2 = s.blocks.layout.unravel(held)
+    near = lambda a, b: b + share * (a - b)
+
+    def pair(a: Tree, b: Tree, held_a: Tree, held_b: Tree) -> tuple[Tree, Tree]:
+        first = lambda a, b, f: jnp.where(f, a, near(a, b))
+        second = lambda a, b, f, g: jnp.where(f & ~g, near(b, a), b)
+        new_a = jax.tree.map(first, a, b, held_a)
+        return new_a, jax.tree.map(second, a, b, held_a, held_b)
+
+    y1, z1 = pair(y1, z1, held_y1, held_z1)
+    z2, y2 = pair(z2, y2, held_z2, held_y2)
+    there = s.blocks.layout.ravel((x1, y1, y2, x2, z1, z2))
+    return jnp.where(share != 1, _penalised(problem, s).projected(there), s.iterate)
+
+
+def _onwards(problem: BilevelProblem, s: NewtonState) -> NewtonState:
+    """One linear system."""
+    hessian = jax.jacfwd(_penalised(problem, s).operator)(s.iterate)
+    rows = jnp.sum(jnp.abs(hessian), axis=1)
+    owner = jnp.asarray(s.blocks.owner)
+    curved = jnp.stack([jnp.max(jnp.where(owner == b, rows, 0)) for b in range(6)])
+    # A step of the natural map leads no farther than the domain does.
+    curved = jnp.maximum(curved, s.blocks.lengths(s.slope) / s.extent)
+    curved = jnp.where(curved > 0, curved, 1)
+    s = dataclasses.replace(s, steps=jnp.where(s.inner == 0, 1 / curved, s.steps))
+    weights = s.firm * jnp.where(rows > 0, rows, s.blocks.spread(curved))
+    weights = jnp.where(_is_x1(s), s.hold, weights)
+    s = lax.switch(
+        s.phase,
+        [
+            lambda: _settled(problem, _newton(problem, s, hessian, weights, ~_is_x1(s))),
+            lambda: _followed(problem, _newton(problem, s, hessian, weights, owner >= 0)),
+            lambda: _moved(problem, s, hessian, weights),
+        ],
+    )
+    return dataclasses.replace(s, linear_solves=s.linear_solves + 1)
+
+
+def _newton(
+    problem: BilevelProblem, s: NewtonState, hessian: Array, weights: Array, free: Array
+) -> NewtonState:
+    """A Newton step of the free entries, halved until the residual does not grow.
+
+    The residual is measured in the metric of the curvatures, in which proximal point steps never
+    make it larger. Where no step is found, the iterate stays.
+    """
+    penalised, natural = _penalised(problem, s), _natural(problem, s)
+    # A firm hold makes for short steps, so that entries are not sent to bounds far away.
+    firm = Natural(penalised, s.steps / (1 + s.firm))
+    d = firm.direction(s.iterate, s.slope, hessian, weights, free)
+    root = jnp.sqrt(s.blocks.spread(s.steps))
+    size = lambda w, slope: trees.norm(jnp.where(free, root * natural(w, slope), 0))
+    now, solved = size(s.iterate, s.slope), trees.all_finite(d)
+
+    def tried(carry: tuple) -> tuple:
+        share, count, *_ = carry
+        w = penalised.projected(s.iterate + share * d)
+        slope = penalised.operator(w)
+        found = size(w, slope) <= (1 + SLACK) * now
+        return share / 2, count + 1, w, slope, found
+
+    going = lambda carry: ~carry[-1] & (carry[1] < HALVINGS)
+    first = (jnp.ones((), d.dtype), jnp.zeros((), int), s.iterate, s.slope, ~solved)
+    _, count, w, slope, found = lax.while_loop(going, tried, first)
+    found &= solved
+    cut = jnp.where(count == 1, FULL_STEP, jnp.where(count == 2, 1, SHORT_STEP))
+    firm = jnp.clip(jnp.where(found, cut, NO_STEP) * s.firm, LEAST_FIRM, MOST_FIRM)
+    return dataclasses.replace(
+        s,
+        iterate=jnp.where(found, w, s.iterate),
+        slope=jnp.where(found, slope, s.slope),
+        firm=firm,
+        # A phase that has no step any more is over.
+        inner=jnp.where(found, s.inner + 1, s.inner + jnp.where(s.phase == FOLLOW, FOLLOWING, 1)),
+        gradients=s.gradients + count,
+    )
+
+
+def _settled(problem: BilevelProblem, s: NewtonState) -> NewtonState:
+    """A move, or a ρ, at which the other blocks do not settle is taken back.
+
+    Without one, the method gives up.
+    """
+    late = s.inner > jnp.where(s.moved | s.tried, SETTLING, PATIENCE)
+    lost = late & ~s.moved & ~s.tried
+    which = jnp.where(late & s.moved, 1, jnp.where(late & s.tried, 2, 0))
+    s = lax.switch(which, [lambda: s, lambda: _taken_back(s), lambda: _nearer(problem, s)])
+    return dataclasses.replace(s, lost=s.lost | lost)
+
+
+def _followed(problem: BilevelProblem, s: NewtonState) -> NewtonState:
+    """Where the solution could not be followed, the other blocks settle at the new ρ."""
+
+    def settling() -> NewtonState:
+        phase, tried = jnp.full_like(s.phase, SETTLE), s.times > LEAST_TIMES
+        return dataclasses.replace(_again(problem, s, s.times), phase=phase, tried=tried)
+
+    return lax.cond(s.inner >= FOLLOWING, settling, lambda: s)
+
+
+def _nearer(problem: BilevelProblem, s: NewtonState) -> NewtonState:
+    """Follow the solution again, to a ρ that is not as far away."""
+    return _again(problem, s, jnp.sqrt(s.times))
+
+
+def _again(problem: BilevelProblem, s: NewtonState, times: Array) -> NewtonState:
+    """From the center, with ρ there times this."""
+    before = s.rho / s.times
+    at = dataclasses.replace(s, iterate=s.center, slope=s.center_slope, rho=before)
+    return dataclasses.replace(
+        s,
+        iterate=_shifted(problem, at, 1 / times),
+        known=jnp.zeros((), bool),
+        rho=before * times,
+        times=times,
+        phase=jnp.full_like(s.phase, FOLLOW),
+        inner=jnp.zeros_like(s.inner),
+        tried=jnp.zeros((), bool),
+    )
+
+
+def _moved(problem: BilevelProblem, s: NewtonState, hessian: Array, weights: Array) -> NewtonState:
+    """A Newton step of all blocks; it is not taken where φ does not fall along it."""
+    x1 = _is_x1(s)
+    d = _natural(problem, s).direction(s.iterate, s.slope, hessian, weights, x1 | ~x1)
+    w = _penalised(problem, s).projected(s.iterate + d)
+    dx = jnp.where(x1, w - s.iterate, 0)
+    along = jnp.vdot(s.slope, dx)
+    # The fall of the model of φ, whose curvature is that of the step.
+    foreseen = (s.hold * jnp.vdot(dx, dx) - along) / 2
+    downhill = trees.all_finite(d) & (along < 0)
+    begun = dataclasses.replace(
+        s,
+        iterate=w,
+        known=jnp.zeros((), bool),
+        foreseen=foreseen,
+        moved=jnp.ones((), bool),
+        phase=jnp.full_like(s.phase, SETTLE),
+        inner=jnp.zeros_like(s.inner),
+    )
+    firmer = RETREAT * jnp.maximum(s.hold, jnp.finfo(d.dtype).tiny)
+    held = dataclasses.replace(s, hold=firmer, lost=firmer > MOST_HOLD, inner=s.inner + 1)
+    return lax.cond(downhill, lambda: begun, lambda: held)

@@ -1,0 +1,114 @@
+"""The penalty problem in flat vectors over its six blocks, as both engines see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from bilevax import trees
+from bilevax.functions import operations
+from bilevax.problems import BilevelProblem, Point
+from bilevax.problems.constants import sample_domain
+from bilevax.problems.reformulations import at_both, penalty
+from bilevax.programs import quick
+from bilevax.solvers.curvature import Blocks
+from bilevax.terms import PerLeaf, Term
+from bilevax.trees import Tree
+
+# A call of so many operations is batched with another of the same kind.
+MANY = 40
+
+
+class Penalised(eqx.Module):
+    """P_ρ of `eq:new_minmax`: minimised over (x1, y1, y2), maximised over (x2, z1, z2)."""
+
+    problem: BilevelProblem
+    rho: Array
+    blocks: Blocks = eqx.field(static=True)
+
+    def operator(self, w: Array) -> Array:
+        """(∇ₓP, −∇ᵧP)"""
+        parts = self.blocks.layout.unravel(w)
+        gx, gy = penalty(self.problem, self.rho).gradient(parts[:3], parts[3:])
+        return self.blocks.layout.ravel((*gx, *trees.scale(-1, gy)))
+
+    def value(self, w: Array) -> Array:
+        """P with its terms."""
+        parts = self.blocks.layout.unravel(w)
+        return penalty(self.problem, self.rho).value(parts[:3], parts[3:])
+
+    def prox(self, v: Array, steps: Array) -> Array:
+        """The prox of all terms, with one step for each block."""
+        prox = lambda term, block, step: block if term is None else term.prox(block, step)
+        return self._flat(self.per_block(prox, self.blocks.layout.unravel(v), steps))
+
+    def projected(self, w: Array) -> Array:
+        """The nearest point of the domains."""
+        project = lambda term, block: block if term is None else term.project(block)
+        return self._flat(self.per_block(project, self.blocks.layout.unravel(w)))
+
+    def gap(self, w: Array) -> tuple[Array, Array]:
+        """f~(x1, y1, z2) − f~(x1, z1, y2), and the size of what it is the difference of."""
+        p, (x1, y1, y2, _, z1, z2) = self.problem, self.blocks.layout.unravel(w)
+        above, below = at_both(lambda a, b: p.lower_value(x1, a, b), (y1, z2), (z1, y2))
+        return above - below, jnp.maximum(jnp.abs(above), jnp.abs(below))
+
+    def per_block(self, function: Callable[..., Tree], *columns: Any) -> tuple[Tree, ...]:
+        """function(term, …) for each of the six blocks, with one argument from each column.
+
+        y1 and z1 have the same term, and so have y2 and z2. Where a call is many operations, as a
+        projection on a simplex is, each pair is one batched call: it is compiled in half the time.
+        """
+        p, rho = self.problem, self.rho
+
+        def both(term: Term | None, first: tuple, second: tuple) -> tuple[Tree, Tree]:
+            called = lambda *arguments: function(None if term is None else rho * term, *arguments)
+            if term is None or operations(called, *first) < MANY:
+                return called(*first), called(*second)
+            pair = at_both(called, first, second)
+            return tuple(jax.tree.map(lambda leaf, k=k: leaf[k], pair) for k in (0, 1))
+
+        x1, y1, y2, x2, z1, z2 = zip(*columns)
+        (of_y1, of_z1), (of_y2, of_z2) = both(p.y1, y1, z1), both(p.y2, y2, z2)
+        return function(p.x1, *x1), of_y1, of_y2, function(p.x2, *x2), of_z1, of_z2
+
+    def _flat(self, parts: tuple[Tree, ...]) -> Array:
+        return self.blocks.layout.ravel(parts)
+
+
+def first_penalty(problem: BilevelProblem, start: Point) -> tuple[float, float]:
+    """A first ρ, at which both levels pull y1 about as hard, and the size of ∇f."""
+    steepness, upper, lower = (_middle(sizes) for sizes in _slopes(problem, start))
+    return max(upper, 1e-3 * steepness) / lower, steepness
+
+
+@quick
+def _slopes(problem: BilevelProblem, start: Point) -> tuple[Array, Array, Array]:
+    """‖∇f‖, and ‖∇f‖ and ‖∇f~‖ in y1 alone, at a few samples of the domain.
+
+    The maximising blocks stay where they start: bounds of multipliers say nothing about a problem.
+    Where f~ has no slope in y1 there, as a bilinear one can have none, that in y2 stands in.
+    """
+    term = PerLeaf((problem.x1, problem.y1))
+
+    def at(key: Array) -> tuple[Array, Array, Array]:
+        x1, y1 = sample_domain(term, (start.x1, start.y1), key)
+        in_x, _, in_y, _ = problem.upper_gradient(x1, start.x2, y1, start.y2)
+        _, lower, other = (trees.norm(g) for g in problem.lower_gradient(x1, y1, start.y2))
+        other = other.astype(lower.dtype)  # of an absent y2 it is a plain zero
+        lower = jnp.where(lower < 1e-6 * other, other, lower)
+        return trees.norm((in_x, in_y)), trees.norm(in_y), lower
+
+    return lax.map(at, jax.random.split(jax.random.key(0), 9))
+
+
+def _middle(sizes: Array) -> float:
+    found = float(np.median(trees.on_host(sizes)))
+    return float(np.clip(found, 1e-6, 1e6)) if np.isfinite(found) else 1.0

@@ -1,0 +1,54 @@
+"""Newton's direction for a natural map: the map, its generalised derivative, the linear system."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from bilevax.solvers.penalised import Penalised
+
+
+class Natural(eqx.Module):
+    """R(w) = (w − prox_{sΦ}(w − s·F(w)))/s, whose zeros are the saddle points of P_ρ.
+
+    F = (∇ₓP, −∇ᵧP), Φ are the terms, and s is one step for each block.
+    """
+
+    penalised: Penalised
+    steps: Array
+
+    def __call__(self, w: Array, slope: Array) -> Array:
+        """R at a point where F is known."""
+        s = self._spread
+        return (w - self.penalised.prox(w - s * slope, self.steps)) / s
+
+    @property
+    def _spread(self) -> Array:
+        return self.penalised.blocks.spread(self.steps)
+
+    def _pushed(self, w: Array, slope: Array, tangents: Array) -> Array:
+        """An element D of the generalised derivative of the prox at w − s·F, times each column."""
+        prox = lambda v: self.penalised.prox(v, self.steps)
+        at = w - self._spread * slope
+        return jax.vmap(lambda t: jax.jvp(prox, (at,), (t,))[1], 1, 1)(tangents)
+
+    def held(self, w: Array, slope: Array) -> Array:
+        """Which entries their term holds: the prox does not move with them."""
+        some = jnp.linspace(1, 2, w.size, dtype=w.dtype)
+        return self._pushed(w, slope, some[:, None])[:, 0] == 0
+
+    def direction(
+        self, w: Array, slope: Array, hessian: Array, weights: Array, free: Array
+    ) -> Array:
+        """d with (I − D(I − s(∂F + W)))d = −s·R; zero where an entry is not free.
+
+        W regularises: with it, d is the step to a proximal point around w, linearised.
+        """
+        s, eye = self._spread, jnp.eye(w.size, dtype=w.dtype)
+        both = free[:, None] & free[None, :]
+        bent = jnp.where(both, hessian, 0) + jnp.diag(jnp.where(free, weights, 1 / s))
+        moved = jnp.where(free[:, None], self._pushed(w, slope, eye - s[:, None] * bent), 0)
+        rest = jnp.where(free, self(w, slope), 0)
+        return jnp.linalg.solve((eye - moved) / s[:, None], -rest)
