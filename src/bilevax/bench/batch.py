@@ -55,7 +55,7 @@ def solve_batch(tasks: list[Task], solvers: list[Solver], max_seconds: float) ->
     """
     begun = time.perf_counter()
     runs = [
-        Run(task, composed(solver, task.problem, alone=True), Limits(max_seconds=max_seconds))
+        Run(task, composed(solver, task.problem), Limits(max_seconds=max_seconds))
         for task, solver in zip(tasks, solvers)
     ]
     clocks = [ShareClock() for _ in runs]

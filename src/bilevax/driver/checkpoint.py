@@ -20,14 +20,15 @@ from bilevax.files import write_bytes
 from bilevax.functions import plain
 from bilevax.problems import Point
 
-MAGIC = "bilevax run 6"
+MAGIC = "bilevax run 7"
 
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
     """Where a run stands: the solver and its state, the best point so far, what the checks saw.
 
-    `earlier` counts the gradients before the solver last began anew; `fell_back_at` is the count at
+    `earlier` and `earlier_solves` count the gradients and linear systems before the solver last
+    began anew; `fell_back_at` is the count at
     which a second method took over, or None. `confirmations` counts how often a certificate from
     samples was tried on other samples, and `confirmed` says whether the best point's was.
     `withdrawals` counts the certified points that were left since F fell nearby.
@@ -42,6 +43,7 @@ class RunState:
     history: dict[str, list[float]]
     fingerprint: str
     earlier: int = 0
+    earlier_solves: int = 0
     fell_back_at: int | None = None
     confirmations: int = 0
     confirmed: bool = False

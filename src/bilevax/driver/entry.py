@@ -12,6 +12,7 @@ from bilevax.data import DataError
 from bilevax.driver.checkpoint import RunState, save_or_warn
 from bilevax.driver.limits import Limits
 from bilevax.driver.loop import Run
+from bilevax.driver.resuming import resume as take_up
 from bilevax.driver.solution import Solution, SolveError
 from bilevax.files import check_writable
 from bilevax.functions import up_to_date
@@ -94,7 +95,7 @@ def solve(
     run = Run(task, composed(solver, problem), Limits(max_gradients, max_seconds))
     same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
     if resume is not None and not (same_file and not Path(str(resume)).exists()):
-        run.resume(resume)
+        take_up(run, resume)
     run.callback, run.checkpoint, run.look_around = callback, checkpoint, look_around
     try:
         with Progress(progress, total=max_gradients, unit="gradients") as run.bar:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from bilevax.driver import schedule, sentences
-from bilevax.driver.checkpoint import RunState, check_same_run, fingerprint, load, save_or_warn
+from bilevax.driver.checkpoint import RunState, fingerprint, save_or_warn
 from bilevax.driver.judging import Judge, Verdicts
 from bilevax.driver.kinks import kink
 from bilevax.driver.limits import Clock, Limits, is_true
@@ -46,7 +46,8 @@ class Run:
         self.solver = solver.prepared_for(task)
         judge = Judge.of(task)
         self.schedule = schedule.Schedule(judge.weight)
-        self.earlier, self.piece, self.refused = 0, schedule.LEAST_PIECE, ""
+        self.earlier, self.earlier_solves = 0, 0
+        self.piece, self.refused = schedule.LEAST_PIECE, ""
         self.fell_back_at: int | None = None
         begun = time.perf_counter()
         state = initial(self.solver, task.problem, task.start)
@@ -64,6 +65,10 @@ class Run:
     @property
     def gradients(self) -> int:
         return self.earlier + int(self.state.gradients)
+
+    @property
+    def linear_solves(self) -> int:
+        return self.earlier_solves + int(self.solver.linear_solves(self.state))
 
     def until_ended(self) -> Status:
         """Steps until something ends the run: how it ended."""
@@ -103,7 +108,7 @@ class Run:
             self.schedule.check_passed()
         elif self.gradients == before and not done and not reached:
             self.piece *= 2  # one step needs more gradients than a piece had room for
-        due = done or reached or self.limits.late(self.clock)
+        due = done or reached or bool(piece.ready) or self.limits.late(self.clock)
         return self._check(piece, done) if due else None
 
     def _check(self, piece: Piece, done: bool) -> Status | None:
@@ -186,11 +191,11 @@ class Run:
         try:
             following = self.asked.relieved(self.solver, self.task, self.state)
         except ValueError as error:
-            self.refused = sentences.cannot_follow(self.asked.part.fallback(), error)
+            self.refused = sentences.cannot_follow(error)
             return False
         if following is None:
             return False
-        self._take_over(following, self.verdicts.best)
+        self.take_over(following, self.verdicts.best)
         self._leave_out(time.perf_counter() - begun)
         self.schedule.postpone(self.gradients)
         return True
@@ -213,7 +218,7 @@ class Run:
     def _place(self) -> tuple[Any, Any, int]:
         return self.task.problem, self.state, self.earlier
 
-    def _take_over(self, following: Solver, start: Point) -> None:
+    def take_over(self, following: Solver, start: Point) -> None:
         at = self.gradients
         self._begin_anew(following, start)
         self.fell_back_at = at
@@ -222,7 +227,8 @@ class Run:
         problem = self.task.problem
         state = refilled(solver, problem, initial(solver, problem, start))
         # All at once: an interruption before this leaves the run as it was.
-        self.earlier, self.solver, self.state = self.gradients, solver, state
+        self.earlier, self.earlier_solves = self.gradients, self.linear_solves
+        self.solver, self.state = solver, state
 
     def _not_finite(self) -> Status:
         at, broken = self.gradients, self.limit()
@@ -262,31 +268,10 @@ class Run:
             seconds=self.clock.seconds,
             fingerprint=self.fingerprint,
             earlier=self.earlier,
+            earlier_solves=self.earlier_solves,
             fell_back_at=self.fell_back_at,
             **self.verdicts.saved(),
         )
-
-    def _fresh(self, fell_back: bool) -> RunState:
-        """A snapshot of this run as it begins, or as its second method begins."""
-        if fell_back and self.fell_back_at is None:
-            following = self.asked.relieved(self.solver, self.task, self.state)
-            assert following is not None
-            self._take_over(following, self.task.start)
-        return self.snapshot()
-
-    def resume(self, source: RunState | str | Path) -> None:
-        """Go on from where an earlier run of the same task stood."""
-        saved = load(source, self._fresh) if isinstance(source, str | Path) else source
-        if not isinstance(saved, RunState):
-            raise TypeError(f"resume must be a solution's state or a file, not {source!r}")
-        check_same_run(saved.fingerprint, self.fingerprint, "this state")
-        self.solver, self.state = saved.solver, saved.solver_state
-        self.earlier, self.fell_back_at = saved.earlier, saved.fell_back_at
-        self.schedule.next_check = self.reviewed_at = saved.next_check
-        self.checked_at = int(saved.history["gradients"][-1])
-        self.verdicts.restore(saved)
-        self.clock = Clock(saved.seconds)
-        self.limits.begin(self.clock, self.state.gradients)
 
     def solution(self, status: Status) -> Solution:
         """What the run returns if it ends now."""
@@ -296,5 +281,6 @@ class Run:
             self.verdicts.certificate,
             self.task,
             gradients=self.gradients,
+            linear_solves=self.linear_solves,
             compile_seconds=self.compile_seconds,
         )

@@ -20,11 +20,12 @@ from bilevax.trees import Tree
 
 
 class Piece(NamedTuple):
-    """Where some steps ended: the state, whether the method is done and all numbers are finite."""
+    """Where some steps ended: the state, and whether the method is done, or asks for a check."""
 
     state: Any
     done: Array
-    finite: Array
+    ready: Array
+    finite: Array  # whether all numbers are
     point: Point
     signals: Tree
 
@@ -32,8 +33,11 @@ class Piece(NamedTuple):
 def piece_of_steps(solver: Solver, problem: Any, state: Any, limit: Array) -> Piece:
     """Steps up to `limit` gradients."""
     state = solver.advance(problem, state, limit)
-    done, finite = solver.done(problem, state), trees.all_finite(state)
-    return Piece(state, done, finite, solver.output(problem, state), solver.signals(problem, state))
+    done, ready = solver.done(problem, state), solver.is_ready(problem, state)
+    finite = trees.all_finite(state)
+    return Piece(
+        state, done, ready, finite, solver.output(problem, state), solver.signals(problem, state)
+    )
 
 
 _quick_steps, _optimised_steps = quick(piece_of_steps), optimised(piece_of_steps)

@@ -23,7 +23,7 @@ class Summary:
     first_method: Solver
     # Where one method has followed another: the gradients of the first.
     fell_back_at: int | None = None
-    # Why the method that follows by default could not.
+    # Why the method that was to follow could not.
     refused: str = ""
 
     @classmethod
@@ -62,7 +62,7 @@ class Summary:
         first, second = _name(self.first_method), _name(self.method)
         return (
             f" {first} stopped making progress after {self.fell_back_at:,} of them; since then "
-            f"{second}, with safe constants, went on."
+            f"{second} went on."
         )
 
     @property
@@ -154,9 +154,9 @@ def unbounded(run: Summary, where: str) -> Status:
     )
 
 
-def cannot_follow(method: Solver | None, error: Exception) -> str:
-    """Why the method that follows by default could not."""
-    return f" {_name(method)} cannot take over: {error}."
+def cannot_follow(error: Exception) -> str:
+    """Why the method that was to follow could not."""
+    return f" No other method can take over: {error}."
 
 
 def _name(method: object) -> str:

@@ -101,7 +101,8 @@ class History:
 class Solution:
     """The best point found, judged independently of the solver that found it.
 
-    `gradients` counts the solver's gradient evaluations exactly; `check_gradients` those of the
+    `gradients` counts the solver's gradient evaluations exactly, and `linear_solves` the linear
+    systems that it solved, with a Hessian each; `check_gradients` counts the gradients of the
     certificates along the way. `state` continues the run: `solve(…, resume=solution.state)`.
     """
 
@@ -111,6 +112,7 @@ class Solution:
     tolerance: float
     relative_tolerance: float
     gradients: int
+    linear_solves: int
     check_gradients: int
     seconds: float
     compile_seconds: float
@@ -127,6 +129,7 @@ class Solution:
         task: Task,
         *,
         gradients: int,
+        linear_solves: int,
         compile_seconds: float,
     ) -> Solution:
         """What a run returns that ends in this state."""
@@ -138,6 +141,7 @@ class Solution:
             tolerance=task.tolerance,
             relative_tolerance=task.relative,
             gradients=gradients,
+            linear_solves=linear_solves,
             check_gradients=state.check_gradients,
             seconds=state.seconds,
             compile_seconds=compile_seconds,

@@ -4,10 +4,12 @@ from bilevax.solvers.adaptive import Adaptive
 from bilevax.solvers.base import Solver, Task
 from bilevax.solvers.composite import Reformulated, Sequence
 from bilevax.solvers.defaults import default_solver
+from bilevax.solvers.engines import Engines
 from bilevax.solvers.estimators import Estimator, Plain, Recursive
 from bilevax.solvers.extragradient import ExtraGradient
 from bilevax.solvers.fop import FOP
 from bilevax.solvers.multipliers import GrowingLagrangian
+from bilevax.solvers.newton import Newton
 from bilevax.solvers.optfom import OptFOM
 from bilevax.solvers.penalty import PenaltyMethod
 from bilevax.solvers.proximal_point import ProximalPoint
@@ -20,9 +22,11 @@ __all__ = [
     "SAPD",
     "SMO",
     "Adaptive",
+    "Engines",
     "Estimator",
     "ExtraGradient",
     "GrowingLagrangian",
+    "Newton",
     "OptFOM",
     "PenaltyMethod",
     "Plain",

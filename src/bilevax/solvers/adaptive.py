@@ -21,7 +21,6 @@ from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.continuation import Continuation, Seen
 from bilevax.solvers.curvature import SAFETY, X2, Y2, Z1, Z2, Blocks, Curvature, products
 from bilevax.solvers.penalised import Penalised, first_penalty
-from bilevax.solvers.penalty import PenaltyMethod
 from bilevax.solvers.reach import evened, extent, lengths, renewed
 
 # A new anchor is set when the residual has fallen by this factor since the last one, or after this
@@ -154,9 +153,6 @@ class Adaptive(Solver[AdaptiveState]):
     def prepared_anew(self, prepared: Adaptive, task: Task, state: AdaptiveState) -> Adaptive:
         """With the ρ that its witnesses are for: another one would lead away from them."""
         return dataclasses.replace(self, rho=task.start.rho).prepared_for(task)
-
-    def fallback(self) -> PenaltyMethod:
-        return PenaltyMethod()
 
     def advice(self) -> str:
         return "try another start, or solver=bilevax.Adaptive(rho=…) with a larger first penalty"

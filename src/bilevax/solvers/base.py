@@ -81,6 +81,14 @@ class Solver(eqx.Module, Generic[State]):
     def gradients_per_step(self) -> int:
         """The most gradients that one indivisible step takes."""
 
+    def is_ready(self, problem: Any, state: State) -> Array:
+        """Whether the point may be certified now: a check is asked for."""
+        return jnp.zeros((), bool)
+
+    def linear_solves(self, state: State) -> Any:
+        """The exact number of linear systems so far, of a method that solves such."""
+        return 0
+
     def stream(self, state: State) -> Any:
         """Where the data source is in its samples; None if there is none."""
         return None
@@ -91,16 +99,22 @@ class Solver(eqx.Module, Generic[State]):
     def advance(self, problem: Any, state: State, limit: Array) -> State:
         """Step until done, or until another step would need more than `limit` gradients.
 
-        Or until a data source on the host has to be asked for more.
+        Or until a step has asked for a check, or a data source on the host has to be asked for
+        more.
         """
 
-        def going(s: Any) -> Array:
+        def going(carry: tuple[Any, Array]) -> Array:
+            s, ready = carry
             room = s.gradients + self.gradients_per_step <= limit
             stream = self.stream(s)
             there = stream is None or problem.data.ready(stream, self.draws_per_step)
-            return room & there & ~self.done(problem, s)
+            return room & there & ~ready & ~self.done(problem, s)
 
-        return lax.while_loop(going, lambda s: self.step(problem, s, limit), state)
+        def onwards(carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            s = self.step(problem, carry[0], limit)
+            return s, self.is_ready(problem, s)
+
+        return lax.while_loop(going, onwards, (state, jnp.zeros((), bool)))[0]
 
     # How a solver takes part in a run. All of this is on the host. `self` is the solver as it was
     # asked for; `prepared` is what `prepared_for` made of it.
@@ -141,10 +155,6 @@ class Solver(eqx.Module, Generic[State]):
     def prepared_anew(self, prepared: Any, task: Task, state: State) -> Solver:
         """Prepared to begin anew at a start with all its witnesses, and to stay near it."""
         return self.prepared_for(task)
-
-    def fallback(self) -> Solver | None:
-        """The method that goes on by default where this one gives up."""
-        return None
 
     def advice(self) -> str:
         """What to try where an answer is not certified."""

@@ -15,7 +15,11 @@ from bilevax.trees import Tree
 
 
 class Sequence(Solver[Any]):
-    """The first of two solvers, until it gives up; then the second, from the best point."""
+    """The first of two solvers, until it gives up; then the second, from the best point.
+
+    `Sequence(Adaptive(), PenaltyMethod())` lets the paper's method, with its safe constants, go on
+    where the other one stalls: it may take 10⁷ gradients and more (`bilevax.theory`).
+    """
 
     first: Solver | None
     second: Solver | None
@@ -79,6 +83,12 @@ class Sequence(Solver[Any]):
 
     def done(self, problem: Any, state: Any) -> Array:
         return self._now.done(problem, state)
+
+    def is_ready(self, problem: Any, state: Any) -> Array:
+        return self._now.is_ready(problem, state)
+
+    def linear_solves(self, state: Any) -> Any:
+        return self._now.linear_solves(state)
 
     def output(self, problem: Any, state: Any) -> Point:
         return self._now.output(problem, state)
@@ -177,6 +187,12 @@ class Reformulated(Solver[ReformulatedState]):
     def done(self, problem: Any, state: ReformulatedState) -> Array:
         return self.inner.done(state.reformulation.problem(problem), state.inner)
 
+    def is_ready(self, problem: Any, state: ReformulatedState) -> Array:
+        return self.inner.is_ready(state.reformulation.problem(problem), state.inner)
+
+    def linear_solves(self, state: ReformulatedState) -> Any:
+        return self.inner.linear_solves(state.inner)
+
     def _inner_output(self, problem: Any, state: ReformulatedState) -> Point:
         return self.inner.output(state.reformulation.problem(problem), state.inner)
 
@@ -198,16 +214,14 @@ def _seen(task: Task, reformulation: Reformulation) -> Task:
     return dataclasses.replace(task, problem=problem, start=start)
 
 
-def composed(solver: Solver, problem: Form, *, alone: bool = False) -> Solver:
-    """A solver on the problem itself or through its reformulation; with its fallback or `alone`."""
-    fallback = None if alone else solver.fallback()
-    method = solver if fallback is None else Sequence(solver, fallback)
+def composed(solver: Solver, problem: Form) -> Solver:
+    """A solver on the problem itself, or through its reformulation."""
     if isinstance(problem, solver.form):
-        return method
+        return solver
     kind = registered(problem, "reformulation")
     if kind is None or not issubclass(kind.form, solver.form):
         raise TypeError(
             f"{type(solver).__name__} solves a {solver.form.__name__}, not a "
             f"{type(problem).__name__}"
         )
-    return Reformulated(method, kind)
+    return Reformulated(solver, kind)

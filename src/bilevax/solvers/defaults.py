@@ -10,8 +10,8 @@ from bilevax.problems import (
     register,
     registered,
 )
-from bilevax.solvers.adaptive import Adaptive
 from bilevax.solvers.base import Solver
+from bilevax.solvers.engines import Engines
 from bilevax.solvers.estimators import Recursive
 from bilevax.solvers.penalty import PenaltyMethod
 from bilevax.solvers.proximal_point import ProximalPoint
@@ -30,12 +30,12 @@ def _minimax(problem: MinimaxProblem) -> Solver:
 
 
 def _bilevel(problem: BilevelProblem) -> Solver:
-    return PenaltyMethod(starter=None, outer=_stochastic()) if problem.sampled else Adaptive()
+    return PenaltyMethod(starter=None, outer=_stochastic()) if problem.sampled else Engines()
 
 
 register(MinimaxProblem, solver=_minimax)
 register(BilevelProblem, solver=_bilevel)
-register(ConstrainedBilevelProblem, solver=lambda problem: Adaptive())
+register(ConstrainedBilevelProblem, solver=lambda problem: Engines())
 
 
 def default_solver(problem: Form) -> Solver:

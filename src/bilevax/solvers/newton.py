@@ -26,6 +26,8 @@ from bilevax.trees import Tree
 
 # Problems with more entries in all six blocks than this are left to first-order steps.
 MOST_ENTRIES = 3000
+# The method gives up after so many linear systems.
+MOST_SOLVES = 400
 # What a step does: bring the other blocks to their places while x1 rests, follow the solution to
 # another ρ with all blocks at once, or move x1.
 SETTLE, FOLLOW, MOVE = range(3)
@@ -111,6 +113,7 @@ class Newton(Solver[NewtonState]):
 
     form: ClassVar[type[Form]] = BilevelProblem
     keeps_state: ClassVar[bool] = True
+    in_stages: ClassVar[bool] = True  # it knows itself when it is lost
 
     rho: Any = None
     target: Any = None
@@ -205,10 +208,13 @@ class Newton(Solver[NewtonState]):
         return lax.cond(s.ready, lambda: s, onwards)
 
     def done(self, problem: BilevelProblem, state: NewtonState) -> Array:
-        return state.lost
+        return state.lost | (state.linear_solves >= MOST_SOLVES)
 
     def is_ready(self, problem: BilevelProblem, state: NewtonState) -> Array:
         return state.ready
+
+    def linear_solves(self, state: NewtonState) -> Array:
+        return state.linear_solves
 
     def output(self, problem: BilevelProblem, state: NewtonState) -> Point:
         """The iterate, with entries that a term holds exactly where it holds them."""
