@@ -21,6 +21,7 @@ from bilevax import trees
 from bilevax.solvers import adaptive
 from bilevax.solvers.adaptive import ANCHOR_FALL, ANCHOR_GRADIENTS, GROW, RATIO, SHRINK
 from bilevax.solvers.curvature import X2
+from bilevax.solvers.penalised import Penalised
 
 # The step, of about 1, after which residuals are measured.
 TINY = 1e-10
@@ -46,13 +47,17 @@ class Subproblem(eqx.Module):
     def in_x(self) -> np.ndarray:
         return self.state.blocks.owner < X2
 
+    @property
+    def penalised(self) -> Penalised:
+        return Penalised(self.problem, self.state.rho, self.state.blocks)
+
     def operator(self, u: Array) -> Array:
         s, w = self.state, self.root * u
         pull = s.blocks.spread(s.weights) * (w - s.center)
-        return self.root * (adaptive._operator(self.problem, s, w) + pull)
+        return self.root * (self.penalised.operator(w) + pull)
 
     def prox(self, u: Array, step: Array) -> Array:
-        moved = adaptive._prox(self.problem, self.state, self.root * u, step * self.lengths)
+        moved = self.penalised.prox(self.root * u, step * self.lengths)
         return moved / self.root
 
     def residual(self, u: Array, slope: Array | None = None) -> Array:
@@ -62,7 +67,7 @@ class Subproblem(eqx.Module):
         """
         slope = self.operator(u) if slope is None else slope
         behind = self.root * (u - TINY * slope)
-        near = adaptive._prox(self.problem, self.state, behind, TINY * self.lengths)
+        near = self.penalised.prox(behind, TINY * self.lengths)
         parts, slopes = (self.state.blocks.layout.unravel(v) for v in (near, slope / self.root))
         none = jnp.zeros((), u.dtype)
         rest = lambda t, a, g: none if t is None else trees.square(t.residual(a, g))

@@ -29,8 +29,8 @@ def demo(tolerance: float = 1e-6, plot: Path = Path("demo.png")) -> int:
 
 def solve(
     name: Annotated[str, tyro.conf.Positional],
-    tolerance: float = 1e-2,
-    relative_tolerance: float = 0.0,
+    tolerance: float | None = None,
+    relative_tolerance: float | None = None,
     max_gradients: int | None = None,
     max_seconds: float | None = None,
     plot: Path | None = None,

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+
 from bilevax import trees
 from bilevax.arguments import non_negative, warn, whole
 from bilevax.data import DataError
@@ -30,8 +32,8 @@ def solve(
     problem: Form,
     start: Point,
     *,
-    tolerance: float = 1e-2,
-    relative_tolerance: float = 0.0,
+    tolerance: float | None = None,
+    relative_tolerance: float | None = None,
     solver: Solver | None = None,
     max_gradients: int | None = None,
     max_seconds: float | None = None,
@@ -49,7 +51,9 @@ def solve(
         problem: what to solve.
         start: `Point(x1=…, y1=…, …)`, or `Point(x=…, y=…)` for a minimax or a constrained problem.
             A start outside the domain is projected into it, with a warning.
-        tolerance: ε of the certificate to reach, absolute.
+        tolerance: ε of the certificate to reach, absolute. Unless one of the two is given, both are
+            1e-6 (1e-3 in float32) where Newton's steps are taken, as they are by default for a
+            bilevel problem on all its data; for other solvers `tolerance` is 1e-2.
         relative_tolerance: what every line may have on top, as a share of how large the things are
             whose difference it is: ‖∇f‖ for slopes, the lower level's value for the gap, what x
             and y contribute for constraints (`certificate.sizes`). With it, `tolerance` may be 0.
@@ -80,18 +84,13 @@ def solve(
     require_form(problem)
     problem = up_to_date(problem).within(radius)
     start = validate(problem.reference(), start)
-    non_negative(relative_tolerance, "relative_tolerance")
-    relative = float(relative_tolerance)
-    if relative and tolerance == 0:
-        require_precision(relative, trees.dtype_of(start), "relative_tolerance")
-    else:
-        require_precision(tolerance, trees.dtype_of(start))
-    _check_limits(max_gradients, max_seconds, callback, checkpoint)
     if solver is not None and not isinstance(solver, Solver):
         raise TypeError(f"solver must be one of bilevax's, such as PenaltyMethod(), not {solver!r}")
     solver = solver or default_solver(problem)
+    tolerance, relative = _tolerances(tolerance, relative_tolerance, solver, trees.dtype_of(start))
+    _check_limits(max_gradients, max_seconds, callback, checkpoint)
     _check_samples(problem, solver, start, relative)
-    task = Task(problem, start, float(tolerance), relative)
+    task = Task(problem, start, tolerance, relative)
     run = Run(task, composed(solver, problem), Limits(max_gradients, max_seconds))
     same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
     if resume is not None and not (same_file and not Path(str(resume)).exists()):
@@ -110,6 +109,21 @@ def solve(
     if throw and not solution.certified:
         raise SolveError(solution)
     return solution
+
+
+def _tolerances(tolerance: Any, relative: Any, solver: Solver, dtype: Any) -> tuple[float, float]:
+    """What is asked for, absolute and relative: where nothing is said, what the method can do."""
+    if tolerance is None and relative is None and solver.is_tight:
+        tight = 1e-6 if dtype == jnp.float64 else 1e-3
+        return tight, tight
+    relative = 0.0 if relative is None else relative
+    non_negative(relative, "relative_tolerance")
+    tolerance = 1e-2 if tolerance is None else tolerance
+    if relative and tolerance == 0:
+        require_precision(relative, dtype, "relative_tolerance")
+    else:
+        require_precision(tolerance, dtype)
+    return float(tolerance), float(relative)
 
 
 def _check_samples(problem: Any, solver: Solver, start: Point, relative: float) -> None:

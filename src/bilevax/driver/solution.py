@@ -155,6 +155,26 @@ class Solution:
         """Whether the certificate holds at the tolerance that was asked for."""
         return self.certificate.certified(self.tolerance, self.relative_tolerance)
 
+    @property
+    def objective_shift(self) -> float:
+        """How far the finite ρ may put the objective off: 2ρ·gap; 0 where there is no ρ.
+
+        With a curved lower level the penalty ρ·gap is c/ρ up to O(1/ρ²) and takes as much from the
+        least value of P, so that f falls short by twice that.
+        """
+        seen = self.certificate.as_dict()
+        gap = seen.get("gap_below", seen.get("lower_gap", 0.0))
+        return 2 * seen.get("rho", 0.0) * max(gap, 0.0)
+
+    @property
+    def extrapolated_objective(self) -> float:
+        """The objective for ρ → ∞, to first order in 1/ρ: `objective` + `objective_shift`.
+
+        It is sound where the lower level is curved and the penalty the last thing that is not
+        exact; where the lower level is piecewise linear the shift is nearly 0.
+        """
+        return self.certificate.objective + self.objective_shift
+
     def save(self, path: str | Path) -> None:
         """Write the state of the run, from which `solve(…, resume=path)` goes on."""
         from bilevax.driver.checkpoint import save

@@ -49,6 +49,8 @@ class Solver(eqx.Module, Generic[State]):
     has_theorem: ClassVar[bool] = False
     # It goes by stages, between which ε rises: it is never called stalled.
     in_stages: ClassVar[bool] = False
+    # Many digits of its answers cost hardly more than a few.
+    is_tight: ClassVar[bool] = False
     # It takes data that is a source of minibatches; then `stream` is where that source stands.
     takes_samples: ClassVar[bool] = False
     draws_per_step: ClassVar[int] = 2  # of a method that takes samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ class Engines(Sequence):
     their linear systems; where they end nowhere, first-order steps go on from the best point. Where
     the lower level is piecewise linear it is the other way round. `rho` is a first guess for both.
     """
+
+    is_tight: ClassVar[bool] = True
 
     first: Solver | None = None
     second: Solver | None = None

@@ -113,6 +113,7 @@ class Newton(Solver[NewtonState]):
 
     form: ClassVar[type[Form]] = BilevelProblem
     keeps_state: ClassVar[bool] = True
+    is_tight: ClassVar[bool] = True
     in_stages: ClassVar[bool] = True  # it knows itself when it is lost
 
     rho: Any = None

@@ -1,0 +1,269 @@
+"""Newton: its direction against NumPy, its answers against nested solves, and how it gives up."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from sklearn.linear_model import Lasso
+
+import bilevax as bx
+from bilevax import terms
+from bilevax.solvers.curvature import Blocks
+from bilevax.solvers.engines import Engines
+from bilevax.solvers.penalised import Penalised
+from bilevax.solvers.semismooth import Natural
+from instances import get, same
+
+RHO = 3.0
+
+
+def coupled_saddle():
+    """f = ½‖x − 1‖² + ½‖y − t‖² + x·u and f~ = ½yᵀQy + xᵀBy + uᵀCy − ½‖u‖², in boxes."""
+    rng = np.random.default_rng(1)
+    G = rng.normal(size=(3, 3))
+    d = {"Q": G @ G.T + np.eye(3), "t": rng.normal(size=3)}
+    d |= {"B": rng.normal(size=(2, 3)), "C": rng.normal(size=(2, 3))}
+    problem = bx.BilevelProblem(
+        lambda x, _, y, u, d: (
+            jnp.sum((x - 1) ** 2) / 2 + jnp.sum((y - d["t"]) ** 2) / 2 + jnp.dot(x, u)
+        ),
+        lambda x, y, u, d: y @ d["Q"] @ y / 2 + x @ d["B"] @ y + u @ d["C"] @ y - jnp.sum(u**2) / 2,
+        x1=terms.Box(-1.0, 1.0),
+        y1=terms.Box(-0.5, 0.5),
+        y2=terms.Box(-0.4, 0.4),
+        data=d,
+    )
+    return problem, d, rng
+
+
+def test_the_direction_is_that_of_numpy():
+    """P is quadratic, its Hessian is written down by blocks, and the prox of a box is a 0/1."""
+    problem, d, rng = coupled_saddle()
+    Q, B, C = d["Q"], d["B"], d["C"]
+    x, y, u, z, v = (rng.uniform(-0.4, 0.4, size=n) for n in (2, 3, 2, 3, 2))
+    y[0], u[1] = 0.5, -0.4
+    # P = f(x, y, u) + ρ(f~(x, y, v) − f~(x, z, u)), and F = (∂x, ∂y, ∂u, −∂z, −∂v).
+    F = np.concatenate(
+        [
+            (x - 1) + u + RHO * B @ (y - z),
+            (y - d["t"]) + RHO * (Q @ y + B.T @ x + C.T @ v),
+            x + RHO * (u - C @ z),
+            RHO * (Q @ z + B.T @ x + C.T @ u),
+            -RHO * (C @ y - v),
+        ]
+    )
+    none = np.zeros
+    H = np.block(
+        [
+            [np.eye(2), RHO * B, np.eye(2), -RHO * B, none((2, 2))],
+            [RHO * B.T, np.eye(3) + RHO * Q, none((3, 2)), none((3, 3)), RHO * C.T],
+            [np.eye(2), none((2, 3)), RHO * np.eye(2), -RHO * C, none((2, 2))],
+            [RHO * B.T, none((3, 3)), RHO * C.T, RHO * Q, none((3, 2))],
+            [none((2, 2)), -RHO * C, none((2, 2)), none((2, 3)), RHO * np.eye(2)],
+        ]
+    )
+    sizes, steps = (2, 3, 2, 0, 3, 2), np.array([0.3, 0.1, 0.2, 1.0, 0.1, 0.2])
+    s = np.repeat(steps, sizes)
+    low = -np.repeat([1.0, 0.5, 0.4, 1.0, 0.5, 0.4], sizes)
+    w, W = np.concatenate([x, y, u, z, v]), rng.uniform(0.1, 1.0, size=12)
+    moved = w - s * F
+    free = (moved > low) & (moved < -low)
+    assert 0 < free.sum() < 12
+    rest = (w - np.clip(moved, low, -low)) / s
+    J = np.where(free[:, None], H + np.diag(W), np.diag(1 / s))
+    blocks = Blocks.of((x, y, u), (None, z, v))
+    natural = Natural(Penalised(problem, jnp.asarray(RHO), blocks), jnp.asarray(steps))
+    flat = jnp.asarray(w)
+    slope = natural.penalised.operator(flat)
+    hessian = jax.jacfwd(natural.penalised.operator)(flat)
+    np.testing.assert_allclose(slope, F, atol=1e-13)
+    np.testing.assert_allclose(hessian, H, atol=1e-13)
+    np.testing.assert_allclose(natural(flat, slope), rest, atol=1e-13)
+    np.testing.assert_array_equal(natural.held(flat, slope), ~free)
+    every = jnp.ones(12, bool)
+    found = natural.direction(flat, slope, hessian, jnp.asarray(W), every)
+    np.testing.assert_allclose(found, np.linalg.solve(J, -rest), atol=1e-11)
+    still = jnp.asarray(blocks.owner != 0)
+    found = natural.direction(flat, slope, hessian, jnp.asarray(W), still)
+    part = np.linalg.solve(J[2:, 2:], -rest[2:])
+    np.testing.assert_allclose(found, np.concatenate([np.zeros(2), part]), atol=1e-11)
+
+
+@functools.cache
+def regression(seed: int = 5):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(48, 6)) * [1, 3, 1, 0.3, 1, 1]
+    t = X @ [1.0, 0.2, 0.0, 2.0, 0.0, -0.5] + rng.normal(size=48)
+    return {"A": X[:24], "a": t[:24], "B": X[24:], "b": t[24:]}
+
+
+def squares(w, X, t):
+    return jnp.mean((X @ w - t) ** 2) / 2
+
+
+BOX = terms.Box(-20.0, 20.0)
+
+
+def ridge(y=BOX, dtype=float):
+    data = {name: np.asarray(value, dtype) for name, value in regression().items()}
+    problem = bx.ConstrainedBilevelProblem(
+        lambda x, w, d: squares(w, d["B"], d["b"]),
+        lambda x, w, d: squares(w, d["A"], d["a"]) + jnp.sum(jnp.exp(x)) * jnp.sum(w**2) / 2,
+        x=terms.Box(-12.0, 6.0),
+        y=y,
+        data=data,
+    )
+    return problem, bx.Point(x=np.zeros(1, dtype), y=np.zeros(6, dtype))
+
+
+@functools.cache
+def best_ridge():
+    """By nested solves in NumPy: x and F."""
+    d = regression()
+
+    def F(x):
+        G = d["A"].T @ d["A"] / 24 + np.exp(x) * np.eye(6)
+        w = np.linalg.solve(G, d["A"].T @ d["a"] / 24)
+        return np.mean((d["B"] @ w - d["b"]) ** 2) / 2
+
+    grid = np.linspace(-12, 6, 200)
+    at = grid[np.argmin([F(x) for x in grid])]
+    found = minimize_scalar(
+        F, bounds=(at - 0.2, at + 0.2), method="bounded", options={"xatol": 1e-10}
+    )
+    return float(found.x), float(found.fun)
+
+
+solved_ridge = functools.cache(lambda: bx.solve(*ridge()))
+
+
+def test_a_tuned_ridge_is_certified_by_default_in_tens_of_steps():
+    solution, (x, F) = solved_ridge(), best_ridge()
+    assert solution.status == "certified"
+    assert (solution.tolerance, solution.relative_tolerance) == (1e-6, 1e-6)
+    assert isinstance(solution.solver, bx.Newton)
+    assert 0 < solution.linear_solves <= 40
+    assert solution.gradients < 200
+    assert abs(float(solution.point.x[0]) - x) < 1e-2
+    assert abs(solution.certificate.objective - F) <= solution.objective_shift + 1e-5
+    assert abs(solution.extrapolated_objective - F) < 1e-5 * F
+
+
+@pytest.mark.parametrize("y", [terms.Free(), terms.Box(-np.inf, 50.0)])
+def test_without_bounds_the_answer_is_the_same(y):
+    solution = bx.solve(*ridge(y))
+    assert solution.status == "certified"
+    assert abs(float(solution.point.x[0]) - best_ridge()[0]) < 1e-2
+
+
+def test_float32_certifies_what_its_rounding_allows():
+    solution = bx.solve(*ridge(dtype=np.float32))
+    assert solution.tolerance == 1e-3
+    assert solution.status == "certified"
+    assert solution.point.x.dtype == jnp.float32
+    assert abs(float(solution.point.x[0]) - best_ridge()[0]) < 0.3
+
+
+def test_kinks_of_a_lasso_against_scikit_learn():
+    """Its penalty as an adversary u in [−1, 1]: where a weight is zero, u is inside."""
+    d = regression()
+    problem = bx.BilevelProblem(
+        lambda x, _, w, u, d: squares(w, d["B"], d["b"]),
+        lambda x, w, u, d: squares(w, d["A"], d["a"]) + jnp.sum(jnp.exp(x) * jnp.dot(u, w)),
+        x1=terms.Box(-8.0, 2.0),
+        y1=terms.Box(-20.0, 20.0),
+        y2=terms.Box(-1.0, 1.0),
+        data=d,
+    )
+    start = bx.Point(x1=np.full(1, -2.0), y1=np.zeros(6), y2=np.zeros(6))
+    solution = bx.solve(problem, start)
+    assert solution.status == "certified"
+    assert solution.linear_solves <= 100
+
+    def F(x):
+        model = Lasso(alpha=float(np.exp(x)), fit_intercept=False, tol=1e-12, max_iter=10**6)
+        w = model.fit(d["A"], d["a"]).coef_
+        return np.mean((d["B"] @ w - d["b"]) ** 2) / 2
+
+    x = float(solution.point.x1[0])
+    near = min(F(x + step) for step in np.linspace(-0.05, 0.05, 21))
+    assert F(x) <= near + 1e-5 * abs(near)
+
+
+@pytest.mark.parametrize("cuts", [(9,), (8, 16, 17, 25)])
+def test_resuming_gives_the_same_run(cuts, tmp_path):
+    problem, start = ridge()
+    whole, path, resume = solved_ridge(), tmp_path / "run.state", None
+    for cut in cuts:
+        part = bx.solve(problem, start, resume=resume, max_gradients=cut)
+        assert part.status == "budget spent"
+        part.save(path)
+        resume = path
+    rest = bx.solve(problem, start, resume=resume)
+    assert rest.status == "certified"
+    assert (rest.gradients, rest.linear_solves) == (whole.gradients, whole.linear_solves)
+    assert same(rest.point, whole.point)
+
+
+def test_a_step_to_where_functions_are_undefined_is_shortened():
+    """y = 1/x minimises xy − log y, and nothing is defined at y ≤ 0."""
+    problem = bx.ConstrainedBilevelProblem(
+        lambda x, y: jnp.sum((y - 2) ** 2 + 0.1 * x),
+        lambda x, y: jnp.sum(x * y - jnp.log(y)),
+        x=terms.Box(0.05, 10.0),
+        y=terms.Box(0.0, 50.0),
+    )
+    solution = bx.solve(problem, bx.Point(x=np.full(1, 5.0), y=np.full(1, 10.0)))
+    F = minimize_scalar(lambda x: (1 / x - 2) ** 2 + 0.1 * x, bounds=(0.05, 10), method="bounded")
+    assert solution.status == "certified"
+    assert abs(float(solution.point.x[0]) - F.x) < 1e-3
+
+
+def test_where_the_lower_level_is_straight_first_order_steps_begin():
+    instance = get("unique_saddle")
+    assert bx.solve(instance.problem, instance.start).status == "certified"
+    straight = bx.ConstrainedBilevelProblem(
+        lambda x, y: jnp.sum((x - 0.3) ** 2 + (y - 0.2) ** 2),
+        lambda x, y: jnp.sum((x - 0.5) * y),
+        x=terms.Box(0.0, 1.0),
+        y=terms.Box(-1.0, 1.0),
+    )
+    start = bx.Point(x=np.full(1, 0.9), y=np.zeros(1))
+    solution = bx.solve(straight, start, max_gradients=200)
+    assert isinstance(solution.solver, bx.Adaptive)
+    assert solution.linear_solves == 0
+
+
+def test_what_newton_cannot_take_is_refused_and_engines_do_without_it():
+    n = 1600
+    problem = bx.ConstrainedBilevelProblem(
+        lambda x, y: jnp.sum((y - 1) ** 2) + jnp.sum(x**2),
+        lambda x, y: jnp.sum((y - jnp.sum(x)) ** 2),
+        x=terms.Box(-3.0, 3.0),
+        y=terms.Box(-5.0, 5.0),
+    )
+    start = bx.Point(x=np.zeros(1), y=np.zeros(n))
+    with pytest.raises(ValueError, match=r"linear systems .* 3201 are more than 3000"):
+        bx.solve(problem, start, solver=bx.Newton())
+    solution = bx.solve(problem, start, solver=Engines(), tolerance=1e-2)
+    assert solution.status == "certified"
+    assert isinstance(solution.solver, bx.Adaptive)
+
+
+def test_it_gives_up_by_itself_and_says_so(monkeypatch):
+    monkeypatch.setattr("bilevax.solvers.newton.MOST_SOLVES", 3)
+    jax.clear_caches()
+    problem, start = ridge(terms.Box(-19.0, 20.0))
+    alone = bx.solve(problem, start, solver=bx.Newton())
+    assert alone.status == "stalled"
+    assert alone.linear_solves == 3
+    assert "Newton" in str(alone.status)
+    both = bx.solve(problem, start, tolerance=1e-2)
+    assert both.status == "certified"
+    assert isinstance(both.solver, bx.Adaptive)
+    assert "Newton stopped making progress" in str(both.status)
+    assert both.linear_solves == 3
+    jax.clear_caches()
