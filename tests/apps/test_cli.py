@@ -36,7 +36,7 @@ def test_solve_lists_the_library(capsys):
 def test_solve_goes_on_from_a_checkpoint(capsys, tmp_path):
     path = tmp_path / "run.state"
     arguments = ("solve", "boundary", "--tolerance", "1e-3", "--checkpoint", str(path))
-    code, out, _ = run(capsys, *arguments, "--max-gradients", "20")
+    code, out, _ = run(capsys, *arguments, "--max-gradients", "5")
     assert code == 1
     assert "budget" in out
     code, out, _ = run(capsys, *arguments, "--resume", str(path))

@@ -479,7 +479,6 @@ SOLVE = [
         TypeError,
         "tolerance must be one number",
     ),
-    row("tolerance-none", lambda: solve(tolerance=None), TypeError, "tolerance must be one number"),
     row("tolerance-tiny", lambda: solve(tolerance=1e-12), ValueError, "tolerance … float64"),
     row(
         "tolerance-for-float32",

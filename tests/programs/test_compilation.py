@@ -132,6 +132,7 @@ def sampled(solver):
 
 CASES = {
     "Adaptive": lambda: bilevel(bx.Adaptive()),
+    "Newton": lambda: bilevel(bx.Newton()),
     "PenaltyMethod": lambda: bilevel(bx.PenaltyMethod()),
     "ProximalPoint": lambda: saddle(bx.ProximalPoint()),
     "OptFOM": lambda: saddle(bx.OptFOM(strong_convexity=1.0, strong_concavity=0.1)),
@@ -186,7 +187,9 @@ def tiers(monkeypatch):
 
 def two_tier_run(**options):
     instance = get("unique_saddle")
-    return bx.solve(instance.problem, instance.start, tolerance=1e-3, progress=False, **options)
+    problem, start = instance.problem, instance.start
+    options |= {"solver": bx.Adaptive(), "tolerance": 1e-3, "progress": False}
+    return bx.solve(problem, start, **options)
 
 
 @functools.cache
