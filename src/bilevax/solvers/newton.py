@@ -46,6 +46,8 @@ SETTLED, SETTLED_FORCE, SETTLED_TARGET = 0.03, 0.01, 0.1
 # The trust region: the share of the foreseen fall at which a move is taken, those at which μ
 # shrinks and grows, and the factors of it.
 TAKEN, WELL, BADLY = 0.1, 0.75, 0.25
+# A move of x1 that its domain cuts by more than this share is foreseen anew.
+STOPPED = 1e-3
 EASE, TIGHTEN, RETREAT = 0.1, 4.0, 8.0
 # μ above this share of all curvature says that no move of x1 helps.
 MOST_HOLD = 1e14
@@ -495,8 +497,15 @@ def _again(problem: BilevelProblem, s: NewtonState, times: Array) -> NewtonState
 
 def _moved(problem: BilevelProblem, s: NewtonState, hessian: Array, weights: Array) -> NewtonState:
     """A Newton step of all blocks; it is not taken where φ does not fall along it."""
-    x1 = _is_x1(s)
-    d = _natural(problem, s).direction(s.iterate, s.slope, hessian, weights, x1 | ~x1)
+    x1, natural = _is_x1(s), _natural(problem, s)
+    step = lambda free, move: natural.direction(s.iterate, s.slope, hessian, weights, free, move)
+    d = step(x1 | ~x1, jnp.zeros_like(s.iterate))
+    within = _penalised(problem, s).projected(s.iterate + d) - s.iterate
+    # Where x1 is stopped by its domain, the others must not go as if it were not.
+    stopped = x1 & (jnp.abs(within - d) > STOPPED * jnp.abs(d))
+    again = jnp.any(stopped)
+    d = lax.cond(again, lambda: step(~stopped, within), lambda: d)
+    s = dataclasses.replace(s, linear_solves=s.linear_solves + again)
     w = _penalised(problem, s).projected(s.iterate + d)
     dx = jnp.where(x1, w - s.iterate, 0)
     along = jnp.vdot(s.slope, dx)

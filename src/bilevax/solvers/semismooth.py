@@ -5,6 +5,7 @@ from __future__ import annotations
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from bilevax.solvers.penalised import Penalised
@@ -40,15 +41,20 @@ class Natural(eqx.Module):
         return self._pushed(w, slope, some[:, None])[:, 0] == 0
 
     def direction(
-        self, w: Array, slope: Array, hessian: Array, weights: Array, free: Array
+        self,
+        w: Array,
+        slope: Array,
+        hessian: Array,
+        weights: Array,
+        free: Array,
+        move: ArrayLike = 0.0,
     ) -> Array:
-        """d with (I − D(I − s(∂F + W)))d = −s·R; zero where an entry is not free.
+        """d with (I − D(I − s(∂F + W)))d = −s·R; an entry that is not free goes by `move`.
 
         W regularises: with it, d is the step to a proximal point around w, linearised.
         """
         s, eye = self._spread, jnp.eye(w.size, dtype=w.dtype)
-        both = free[:, None] & free[None, :]
-        bent = jnp.where(both, hessian, 0) + jnp.diag(jnp.where(free, weights, 1 / s))
+        bent = hessian + jnp.diag(weights)
         moved = jnp.where(free[:, None], self._pushed(w, slope, eye - s[:, None] * bent), 0)
-        rest = jnp.where(free, self(w, slope), 0)
-        return jnp.linalg.solve((eye - moved) / s[:, None], -rest)
+        rest = jnp.where(free, -self(w, slope), move / s)
+        return jnp.linalg.solve((eye - moved) / s[:, None], rest)
