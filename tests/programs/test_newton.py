@@ -2,6 +2,7 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ import bilevax as bx
 from bilevax import terms
 from bilevax.solvers.curvature import Blocks
 from bilevax.solvers.engines import Engines
+from bilevax.solvers.newton import MOVE
 from bilevax.solvers.penalised import Penalised
 from bilevax.solvers.semismooth import Natural
 from instances import get, same
@@ -193,11 +195,12 @@ def test_kinks_of_a_lasso_against_scikit_learn():
     assert F(x) <= near + 1e-5 * abs(near)
 
 
-@pytest.mark.parametrize("cuts", [(9,), (8, 16, 17, 25)])
+@pytest.mark.parametrize("cuts", [(9,), (8, 16, 17, 25), "at its end"])
 def test_resuming_gives_the_same_run(cuts, tmp_path):
+    """Also where the last gradients are done, and only a check is not."""
     problem, start = ridge()
     whole, path, resume = solved_ridge(), tmp_path / "run.state", None
-    for cut in cuts:
+    for cut in (whole.gradients,) if cuts == "at its end" else cuts:
         part = bx.solve(problem, start, resume=resume, max_gradients=cut)
         assert part.status == "budget spent"
         part.save(path)
@@ -237,6 +240,21 @@ def test_where_the_lower_level_is_straight_first_order_steps_begin():
     assert solution.linear_solves == 0
 
 
+@pytest.mark.parametrize("at", [0.3, 3.0])
+def test_a_term_of_x_counts(at):
+    """½‖y − 1‖² + ½|x| with y = x: soft thresholding says x = ½."""
+    problem = bx.BilevelProblem(
+        lambda x, _, y, __: jnp.sum((y - 1) ** 2) / 2,
+        lambda x, y, _: jnp.sum((y - x) ** 2) / 2,
+        x1=terms.L1(0.5),
+        y1=terms.Box(-9.0, 9.0),
+    )
+    solution = bx.solve(problem, bx.Point(x1=np.full(2, at), y1=np.zeros(2)), solver=bx.Newton())
+    assert solution.status == "certified"
+    assert solution.linear_solves < 60
+    np.testing.assert_allclose(solution.point.x1, 0.5, atol=1e-2)
+
+
 def test_what_newton_cannot_take_is_refused_and_engines_do_without_it():
     n = 1600
     problem = bx.ConstrainedBilevelProblem(
@@ -261,9 +279,35 @@ def test_it_gives_up_by_itself_and_says_so(monkeypatch):
     assert alone.status == "stalled"
     assert alone.linear_solves == 3
     assert "Newton" in str(alone.status)
+    # Of two engines the other one goes on, from the ρ that was reached.
     both = bx.solve(problem, start, tolerance=1e-2)
     assert both.status == "certified"
     assert isinstance(both.solver, bx.Adaptive)
     assert "Newton stopped making progress" in str(both.status)
     assert both.linear_solves == 3
     jax.clear_caches()
+
+
+def test_a_move_after_which_the_objective_is_higher_is_taken_back():
+    """F = cos 3x + x²/20 with y = x: from near a crest, Newton's steps go too far at first."""
+    problem = bx.BilevelProblem(
+        lambda x, _, y, __: jnp.sum(jnp.cos(3 * y) + y**2 / 20),
+        lambda x, y, _: jnp.sum((y - x) ** 2),
+        x1=terms.Box(-20.0, 20.0),
+        y1=terms.Box(-20.0, 20.0),
+    )
+    start = bx.Point(x1=np.asarray([0.3, 7.0, -9.1]), y1=np.zeros(3))
+    solver = bx.Newton(rho=100.0).prepare(problem, start, 1e-6)
+    step = eqx.filter_jit(lambda state: solver.step(problem, state, jnp.asarray(10**6)))
+    state, values, back = solver.init(problem, start), {}, 0
+    while not (state.ready or solver.done(problem, state)):
+        before, state = state, step(state)
+        back += bool(state.phase == MOVE) and bool(before.moved)
+        if state.outer > before.outer:
+            values.setdefault(float(before.rho), []).append(float(state.center_value))
+    assert state.ready
+    for seen in values.values():
+        assert np.all(np.diff(seen) <= 1e-9)
+    x = np.asarray(solver.output(problem, state).x1)
+    np.testing.assert_allclose(3 * np.sin(3 * x), x / 10, atol=0.05)
+    assert np.all(-9 * np.cos(3 * x) > 0)

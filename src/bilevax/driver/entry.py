@@ -52,14 +52,13 @@ def solve(
         start: `Point(x1=…, y1=…, …)`, or `Point(x=…, y=…)` for a minimax or a constrained problem.
             A start outside the domain is projected into it, with a warning.
         tolerance: ε of the certificate to reach, absolute. Unless one of the two is given, both are
-            1e-6 (1e-3 in float32) where Newton's steps are taken, as they are by default for a
+            1e-6 (1e-3 in float32) for `Engines` and `Newton`, the former being the default for a
             bilevel problem on all its data; for other solvers `tolerance` is 1e-2.
         relative_tolerance: what every line may have on top, as a share of how large the things are
             whose difference it is: ‖∇f‖ for slopes, the lower level's value for the gap, what x
             and y contribute for constraints (`certificate.sizes`). With it, `tolerance` may be 0.
-        solver: unless named, `Adaptive()` for a bilevel problem, with constraints or without, and
-            `ProximalPoint()` for a minimax problem. Where `Adaptive` stalls, or mistrusts what it
-            learnt, the paper's method with its safe constants goes on from the best point.
+        solver: unless named, `Engines()` for a bilevel problem, with constraints or without, and
+            `ProximalPoint()` for a minimax problem.
         max_gradients: stop before the solver has evaluated more gradients than this, counted from
             the start of the run, those before a resumption included.
         max_seconds: stop soon after this much time in this call, compilation not counted.

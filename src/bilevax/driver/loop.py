@@ -59,7 +59,8 @@ class Run:
         self.clock = Clock()
         self.limits.begin(self.clock, self.state.gradients)
         self.fingerprint = fingerprint(task.problem, self.solver, task.start)
-        self.checked_at, self.reviewed_at = 0, self.schedule.next_check
+        self.checked_at, self.reviewed_at = (0, False), self.schedule.next_check
+        self.first_method = self.solver.part
         self.verdicts.record(self.verdicts.certificate, self.gradients, self.clock.seconds)
 
     @property
@@ -162,9 +163,9 @@ class Run:
 
     def _judge(self, piece: Piece) -> bool:
         """Judge the current point. Says whether the solver sees another problem since then."""
-        if self.checked_at == self.gradients:
+        if self.checked_at == (self.gradients, bool(piece.ready)):
             return False
-        self.checked_at = self.gradients
+        self.checked_at = (self.gradients, bool(piece.ready))
         certificate = self.verdicts.add(piece.point, self.gradients, self.clock.seconds)
         # Only checks on the schedule count for the solver: one at the end of a budget must leave no
         # trace in a run that is then resumed.
@@ -189,7 +190,8 @@ class Run:
         """Let another method go on where this one does not, if there is one."""
         begun = time.perf_counter()
         try:
-            following = self.asked.relieved(self.solver, self.task, self.state)
+            task = dataclasses.replace(self.task, start=self.verdicts.best)
+            following = self.asked.relieved(self.solver, task, self.state)
         except ValueError as error:
             self.refused = sentences.cannot_follow(error)
             return False
@@ -219,7 +221,7 @@ class Run:
         return self.task.problem, self.state, self.earlier
 
     def take_over(self, following: Solver, start: Point) -> None:
-        at = self.gradients
+        at, self.first_method = self.gradients, self.solver.part
         self._begin_anew(following, start)
         self.fell_back_at = at
 

@@ -20,7 +20,8 @@ def resume(run: Run, source: RunState | str | Path) -> None:
     run.earlier, run.earlier_solves = saved.earlier, saved.earlier_solves
     run.fell_back_at = saved.fell_back_at
     run.schedule.next_check = run.reviewed_at = saved.next_check
-    run.checked_at = int(saved.history["gradients"][-1])
+    ready = bool(run.solver.is_ready(run.task.problem, run.state))
+    run.checked_at = (int(saved.history["gradients"][-1]), ready)
     run.verdicts.restore(saved)
     run.clock = Clock(saved.seconds)
     run.limits.begin(run.clock, run.state.gradients)

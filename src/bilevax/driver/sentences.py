@@ -35,7 +35,7 @@ class Summary:
             relative=run.task.relative,
             gradients=run.gradients,
             method=run.solver.part,
-            first_method=run.asked.part,
+            first_method=run.first_method,
             fell_back_at=run.fell_back_at,
             refused=run.refused,
         )

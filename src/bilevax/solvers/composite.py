@@ -57,7 +57,8 @@ class Sequence(Solver[Any]):
         return Sequence(None, self.second.prepared_for(task), at_second=True)
 
     def relieved(self, prepared: Sequence, task: Task, state: Any) -> Sequence | None:
-        return None if prepared.at_second else self._second(task)
+        last = prepared.at_second or self.second is None
+        return None if last else self._second(task)
 
     def prepared_anew(self, prepared: Sequence, task: Task, state: Any) -> Sequence:
         assert self.first is not None

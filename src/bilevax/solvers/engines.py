@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -34,8 +35,9 @@ class Engines(Sequence):
 
     is_tight: ClassVar[bool] = True
 
-    first: Solver | None = None
-    second: Solver | None = None
+    first: Solver | None = eqx.field(default=None, init=False)
+    second: Solver | None = eqx.field(default=None, init=False)
+    at_second: bool = eqx.field(static=True, default=False, init=False)
     rho: Any = None
 
     def prepared_for(self, task: Task) -> Sequence:
@@ -45,11 +47,11 @@ class Engines(Sequence):
         return self._as(prepared).prepared_again(prepared, task)
 
     def relieved(self, prepared: Sequence, task: Task, state: Any) -> Sequence | None:
-        order = self._as(prepared)
-        return None if order.second is None else order.relieved(prepared, task, state)
+        too_large = _entries(task.start) > MOST_ENTRIES
+        return None if too_large else self._as(prepared).relieved(prepared, task, state)
 
     def prepared_anew(self, prepared: Sequence, task: Task, state: Any) -> Sequence:
-        return Sequence(prepared.part.prepared_anew(prepared.part, task, state), None)
+        return self._as(prepared).prepared_anew(prepared, task, state)
 
     def reviewed(
         self, prepared: Sequence, task: Task, state: Any, signals: Any
@@ -67,7 +69,7 @@ class Engines(Sequence):
     def _ordered(self, task: Task) -> Sequence:
         """Which of the two begins, and which one follows."""
         newton, adaptive = Newton(rho=self.rho), Adaptive(rho=self.rho)
-        if sum(Blocks.of(*penalty_blocks(task.start)).sizes) > MOST_ENTRIES:
+        if _entries(task.start) > MOST_ENTRIES:
             return Sequence(adaptive, None)
         if bool(_bends(task.problem, task.start)):
             return Sequence(newton, adaptive)
@@ -81,6 +83,10 @@ class Engines(Sequence):
         return Sequence(*order)
 
 
+def _entries(start: Point) -> int:
+    return sum(Blocks.of(*penalty_blocks(start)).sizes)
+
+
 @quick
 def _bends(problem: BilevelProblem, start: Point) -> Array:
     """Whether ∂²f~/∂y1² is not zero, at a few samples of y1 and with all multipliers at work."""
@@ -92,6 +98,7 @@ def _bends(problem: BilevelProblem, start: Point) -> Array:
         v = sample_domain(problem.y1, start.y1, of_v)
         slope = lambda y1: jax.grad(problem.smooth_lower, argnums=1)(start.x1, y1, y2)
         here, bent = jax.jvp(slope, (y1,), (v,))
-        return trees.norm(bent) > STRAIGHT * trees.norm(here) * trees.norm(v)
+        curved = trees.norm(bent) > STRAIGHT * trees.norm(here) * trees.norm(v)
+        return curved | ~trees.all_finite((here, bent))  # a straight function is finite
 
     return jnp.any(lax.map(at, jax.random.split(jax.random.key(0), 3)))

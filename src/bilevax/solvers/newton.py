@@ -49,7 +49,7 @@ TAKEN, WELL, BADLY = 0.1, 0.75, 0.25
 # A move of x1 that its domain cuts by more than this share is foreseen anew.
 STOPPED = 1e-3
 EASE, TIGHTEN, RETREAT = 0.1, 4.0, 8.0
-# μ above this share of all curvature says that no move of x1 helps.
+# μ above so many times x1's curvature says that no move of x1 helps.
 MOST_HOLD = 1e14
 # ρ first grows until y1 is within this share of z1. Then it grows where the residual is at most
 # this share of ‖∇f‖ or of ρ·gap; by at most the first factor, and by its root where that fails.
@@ -170,7 +170,9 @@ class Newton(Solver[NewtonState]):
         problem = without_bounds(problem)
         x, y = penalty_blocks(start)
         blocks = Blocks.of(x, y)
-        w = blocks.layout.ravel((*x, *y))
+        w = Penalised(problem, jnp.asarray(self.rho), blocks).projected(
+            blocks.layout.ravel((*x, *y))
+        )
         dtype, zero, no = w.dtype, jnp.zeros((), int), jnp.zeros((), bool)
         one = jnp.ones((), dtype)
         return NewtonState(
@@ -205,6 +207,8 @@ class Newton(Solver[NewtonState]):
         """See whether the phase is over, and then one linear system, unless a check is due."""
         problem = without_bounds(problem)
         s = _with_slope(problem, dataclasses.replace(state, ready=jnp.zeros((), bool)))
+        astray = s.moved & ~trees.all_finite(s.slope)  # to where functions are undefined
+        s = lax.cond(astray, lambda: _taken_back(s), lambda: s)
         seen = _seen(problem, s, self.force)
         s = lax.cond(seen.over, lambda: _judged(problem, s, seen), lambda: s)
         onwards = lambda: _onwards(problem, _with_slope(problem, s))
@@ -323,7 +327,8 @@ def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) ->
     grown = jnp.where(early, jnp.minimum(apart, FIRST_TIMES), grown)
     factor = jnp.where(well > WELL, EASE, jnp.where(well < BADLY, TIGHTEN, 1))
     first = jnp.where(s.hold > 0, s.hold, seen.of_x1 / s.extent[X1])
-    hold = jnp.where(s.moved, factor * s.hold, first)
+    least = float(jnp.finfo(first.dtype).eps) / s.steps[X1]
+    hold = jnp.maximum(jnp.where(s.moved, factor * s.hold, first), least)
     phase = jnp.where(early, SETTLE, jnp.where(growing, FOLLOW, MOVE))
     return dataclasses.replace(
         s,
@@ -500,16 +505,18 @@ def _moved(problem: BilevelProblem, s: NewtonState, hessian: Array, weights: Arr
     x1, natural = _is_x1(s), _natural(problem, s)
     step = lambda free, move: natural.direction(s.iterate, s.slope, hessian, weights, free, move)
     d = step(x1 | ~x1, jnp.zeros_like(s.iterate))
-    within = _penalised(problem, s).projected(s.iterate + d) - s.iterate
+    goal = s.iterate + d
+    within = _penalised(problem, s).projected(goal)
     # Where x1 is stopped by its domain, the others must not go as if it were not.
-    stopped = x1 & (jnp.abs(within - d) > STOPPED * jnp.abs(d))
+    stopped = x1 & (jnp.abs(within - goal) > STOPPED * jnp.abs(d))
     again = jnp.any(stopped)
-    d = lax.cond(again, lambda: step(~stopped, within), lambda: d)
+    d = lax.cond(again, lambda: step(~stopped, within - s.iterate), lambda: d)
     more = again.astype(s.linear_solves.dtype)
     s = dataclasses.replace(s, linear_solves=s.linear_solves + more)
     w = _penalised(problem, s).projected(s.iterate + d)
     dx = jnp.where(x1, w - s.iterate, 0)
-    along = jnp.vdot(s.slope, dx)
+    term = lambda w: problem.x1.value(s.blocks.layout.unravel(w)[0]).astype(d.dtype)
+    along = jnp.vdot(s.slope, dx) + term(s.iterate + dx) - term(s.iterate)
     # The fall of the model of φ, whose curvature is that of the step.
     foreseen = (s.hold * jnp.vdot(dx, dx) - along) / 2
     downhill = trees.all_finite(d) & (along < 0)
@@ -522,6 +529,14 @@ def _moved(problem: BilevelProblem, s: NewtonState, hessian: Array, weights: Arr
         phase=jnp.full_like(s.phase, SETTLE),
         inner=jnp.zeros_like(s.inner),
     )
-    firmer = RETREAT * jnp.maximum(s.hold, jnp.finfo(d.dtype).tiny)
-    held = dataclasses.replace(s, hold=firmer, lost=firmer > MOST_HOLD, inner=s.inner + 1)
+    # Where x1 has nowhere to go, it is the others that are not exact enough.
+    still = jnp.all(dx == 0)
+    hold = jnp.where(still, 1, RETREAT) * s.hold
+    held = dataclasses.replace(
+        s,
+        hold=hold,
+        lost=hold * s.steps[X1] > MOST_HOLD,
+        phase=jnp.where(still, SETTLE, MOVE).astype(s.phase.dtype),
+        inner=jnp.where(still, 0, s.inner + 1),
+    )
     return lax.cond(downhill, lambda: begun, lambda: held)
