@@ -228,6 +228,9 @@ def test_a_step_to_where_functions_are_undefined_is_shortened():
 def test_where_the_lower_level_is_straight_first_order_steps_begin():
     instance = get("unique_saddle")
     assert bx.solve(instance.problem, instance.start).status == "certified"
+    assert terms.Box(0.0, 1.0).is_polyhedral
+    assert (2.0 * terms.Simplex()).is_polyhedral
+    assert not terms.as_term((terms.L1(1.0), terms.L2Ball(1.0)), "y1").is_polyhedral
     straight = bx.ConstrainedBilevelProblem(
         lambda x, y: jnp.sum((x - 0.3) ** 2 + (y - 0.2) ** 2),
         lambda x, y: jnp.sum((x - 0.5) * y),

@@ -28,9 +28,10 @@ STRAIGHT = 1e-9
 class Engines(Sequence):
     """The paper's penalty problem by two engines, `Newton` and `Adaptive`: what `solve` takes.
 
-    Newton's steps begin where the lower level is curved in y1 and the problem is not too large for
-    their linear systems; where they end nowhere, first-order steps go on from the best point. Where
-    the lower level is piecewise linear it is the other way round. `rho` is a first guess for both.
+    Newton's steps begin where the lower level or its domain is curved, and the problem is not too
+    large for their linear systems; where they end nowhere, first-order steps go on from the best
+    point. Where the lower level is piecewise linear it is the other way round. `rho` is a
+    first guess for both.
     """
 
     is_tight: ClassVar[bool] = True
@@ -71,7 +72,10 @@ class Engines(Sequence):
         newton, adaptive = Newton(rho=self.rho), Adaptive(rho=self.rho)
         if _entries(task.start) > MOST_ENTRIES:
             return Sequence(adaptive, None)
-        if bool(_bends(task.problem, task.start)):
+        problem = task.problem
+        terms = [term for term in (problem.y1, problem.y2) if term is not None]
+        flat = all(term.is_polyhedral for term in terms)
+        if not flat or bool(_bends(problem, task.start)):
             return Sequence(newton, adaptive)
         return Sequence(adaptive, newton)
 

@@ -109,6 +109,11 @@ class Term(eqx.Module):
         """max ⟨g, s⟩ over the domain of φ."""
         return dot(g, self.linear_oracle(g))
 
+    @property
+    def is_polyhedral(self) -> bool:
+        """Whether φ is known to be made of flat pieces on a domain with flat faces."""
+        return False
+
     # For a bound on max over s of ⟨g, s − z⟩ − φ(s) where the conjugate is infinite.
 
     @property
@@ -279,6 +284,11 @@ class PerLeaf(Separable):
         parts = jax.tree.leaves(self.parts, is_leaf=is_term)
         return any(part.endless for part in parts)
 
+    @property
+    def is_polyhedral(self) -> bool:
+        parts = jax.tree.leaves(self.parts, is_leaf=is_term)
+        return all(part.is_polyhedral for part in parts)
+
     def _each(self, method: str, *trees: Tree, step: Number | None = None) -> Tree:
         steps = () if step is None else (step,)
         call = lambda term, *parts: getattr(term, method)(*parts, *steps)
@@ -341,6 +351,10 @@ class Scaled(Term):
     @property
     def endless(self) -> bool:
         return self.term.endless
+
+    @property
+    def is_polyhedral(self) -> bool:
+        return self.term.is_polyhedral
 
     def known_excess(self, z: Tree, g: Tree) -> Scalar:
         return self._times(self.term.known_excess(z, self._times(g, inverse=True)))

@@ -134,6 +134,10 @@ class Everywhere(LeafTerm):
 class Free(Everywhere, ConvexSet):
     """No constraint: φ = 0 everywhere."""
 
+    @property
+    def is_polyhedral(self) -> bool:
+        return True
+
     def contains(self, x: Array) -> Array:
         return ~jnp.any(jnp.isnan(x))
 
@@ -160,6 +164,10 @@ class InBox(LeafTerm):
     """
 
     open: eqx.AbstractVar[bool]
+
+    @property
+    def is_polyhedral(self) -> bool:
+        return True
 
     @property
     def endless(self) -> bool:
@@ -281,6 +289,10 @@ class CappedSimplex(Bounded):
     cap: Number = eqx.field(converter=parameter)
     total: Number = eqx.field(converter=parameter, default=1.0)
     axis: int | None = eqx.field(static=True, default=None)
+
+    @property
+    def is_polyhedral(self) -> bool:
+        return True
 
     def __check_init__(self):
         cap = numbers(self.cap, "CappedSimplex: cap")
@@ -486,6 +498,10 @@ class L1Ball(Bounded):
 
     radius: Number = eqx.field(converter=parameter)
     axis: int | None = eqx.field(static=True, default=None)
+
+    @property
+    def is_polyhedral(self) -> bool:
+        return True
 
     def __check_init__(self):
         positive(self.radius, "L1Ball: radius")
