@@ -126,10 +126,11 @@ def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> 
 
 
 def without_bounds(problem: BilevelProblem) -> BilevelProblem:
-    """A `lagrangian` whose multipliers have no bounds but their signs, unless the user gave some.
+    """A `lagrangian` whose multipliers have no bounds but their signs.
 
-    Bounds that were found serve first-order steps, whose lengths depend on domains. Without them
-    the lower level's constraints need no shared multipliers: these stay at zero.
+    Where the user bounds those of the lower level, all stay as they are. Bounds that were found
+    serve first-order steps, whose lengths depend on domains. Without them the lower level's
+    constraints need no shared multipliers: these stay at zero.
     """
     if not isinstance(problem.lower, LowerLagrangian) or problem.x2 is None:
         return problem
@@ -152,7 +153,7 @@ def without_bounds(problem: BilevelProblem) -> BilevelProblem:
 
     none = lambda box: ClosedBox(0 * box.upper, 0 * box.upper)
     x2 = PerLeaf((signs(own), jax.tree.map(none, shared, is_leaf=is_box)))
-    y2 = PerLeaf(signs(problem.y2.parts))  # pyright: ignore
+    y2 = PerLeaf(signs(problem.y2.parts))  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     at = lambda p: (p.x2, p.y2)
     return eqx.tree_at(at, problem, (x2, y2), is_leaf=lambda leaf: isinstance(leaf, Term))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,15 +12,14 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.arguments import non_negative
 from bilevax.certificates.gap import grounded_excess, lower_ground
-from bilevax.problems import BilevelProblem, Form, Point
+from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.reformulations import at_both, penalty_blocks, penalty_point
 from bilevax.problems.validation import require
-from bilevax.solvers.base import Solver, Task, check_positive
+from bilevax.solvers.base import check_positive
 from bilevax.solvers.continuation import Continuation, Seen
 from bilevax.solvers.curvature import SAFETY, X2, Y2, Z1, Z2, Blocks, Curvature, products
-from bilevax.solvers.penalised import Penalised, first_penalty
+from bilevax.solvers.penalised import Engine, Penalised, first_penalty
 from bilevax.solvers.reach import evened, extent, lengths, renewed
 
 # A new anchor is set when the residual has fallen by this factor since the last one, or after this
@@ -86,7 +85,7 @@ class AdaptiveState(eqx.Module):
         return self.continuation.rho
 
 
-class Adaptive(Solver[AdaptiveState]):
+class Adaptive(Engine[AdaptiveState]):
     """The paper's reformulation and proximal point method, with every constant found on the way.
 
     min over x = (x1, y1, y2), max over y = (x2, z1, z2) of P_ρ (`eq:new_minmax`), by
@@ -109,9 +108,6 @@ class Adaptive(Solver[AdaptiveState]):
     up only where no W makes its subproblems monotone, or no step is short enough for them.
     """
 
-    form: ClassVar[type[Form]] = BilevelProblem
-    keeps_state: ClassVar[bool] = True
-
     rho: Any = None
     step_size: Any = None
     target: Any = None
@@ -120,9 +116,7 @@ class Adaptive(Solver[AdaptiveState]):
 
     def __check_init__(self):
         check_positive(self, "rho", "step_size", "force")
-        for name in ("target", "relative"):
-            if getattr(self, name) is not None:
-                non_negative(getattr(self, name), f"Adaptive: {name}")
+        self.check_aims()
 
     @property
     def gradients_per_step(self) -> int:
@@ -142,17 +136,6 @@ class Adaptive(Solver[AdaptiveState]):
             relative=trees.scalar(0.0 if self.relative is None else self.relative, dtype),
             force=trees.scalar(force, dtype),
         )
-
-    def prepared_for(self, task: Task) -> Adaptive:
-        solver = self
-        if task.relative:
-            target = task.tolerance if self.target is None else self.target
-            solver = dataclasses.replace(self, target=target, relative=task.relative)
-        return solver.prepare(task.problem, task.start, task.tolerance)
-
-    def prepared_anew(self, prepared: Adaptive, task: Task, state: AdaptiveState) -> Adaptive:
-        """With the ρ that its witnesses are for: another one would lead away from them."""
-        return dataclasses.replace(self, rho=task.start.rho).prepared_for(task)
 
     def advice(self) -> str:
         return "try another start, or solver=bilevax.Adaptive(rho=…) with a larger first penalty"

@@ -13,13 +13,12 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.constants import sample_domain
-from bilevax.problems.reformulations import penalty_blocks
 from bilevax.programs import quick
 from bilevax.solvers.adaptive import Adaptive
 from bilevax.solvers.base import Solver, Task
 from bilevax.solvers.composite import Sequence
-from bilevax.solvers.curvature import Blocks
 from bilevax.solvers.newton import MOST_ENTRIES, Newton
+from bilevax.solvers.penalised import entries_of
 
 # Curvature below this share of slopes, over a unit of length, counts as none.
 STRAIGHT = 1e-9
@@ -30,8 +29,8 @@ class Engines(Sequence):
 
     Newton's steps begin where the lower level or its domain is curved, and the problem is not too
     large for their linear systems; where they end nowhere, first-order steps go on from the best
-    point. Where the lower level is piecewise linear it is the other way round. `rho` is a
-    first guess for both.
+    point. Where the lower level is piecewise linear it is the other way round. `rho` is a first
+    guess for both.
     """
 
     is_tight: ClassVar[bool] = True
@@ -48,7 +47,7 @@ class Engines(Sequence):
         return self._as(prepared).prepared_again(prepared, task)
 
     def relieved(self, prepared: Sequence, task: Task, state: Any) -> Sequence | None:
-        too_large = _entries(task.start) > MOST_ENTRIES
+        too_large = entries_of(task.start) > MOST_ENTRIES
         return None if too_large else self._as(prepared).relieved(prepared, task, state)
 
     def prepared_anew(self, prepared: Sequence, task: Task, state: Any) -> Sequence:
@@ -70,7 +69,7 @@ class Engines(Sequence):
     def _ordered(self, task: Task) -> Sequence:
         """Which of the two begins, and which one follows."""
         newton, adaptive = Newton(rho=self.rho), Adaptive(rho=self.rho)
-        if _entries(task.start) > MOST_ENTRIES:
+        if entries_of(task.start) > MOST_ENTRIES:
             return Sequence(adaptive, None)
         problem = task.problem
         terms = [term for term in (problem.y1, problem.y2) if term is not None]
@@ -85,10 +84,6 @@ class Engines(Sequence):
         newton_now = isinstance(prepared.part, Newton)
         order = (newton, adaptive) if newton_now != prepared.at_second else (adaptive, newton)
         return Sequence(*order)
-
-
-def _entries(start: Point) -> int:
-    return sum(Blocks.of(*penalty_blocks(start)).sizes)
 
 
 @quick

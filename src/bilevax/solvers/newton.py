@@ -12,14 +12,13 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
-from bilevax.arguments import non_negative
-from bilevax.problems import BilevelProblem, Form, Point
+from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.lagrangian import without_bounds
 from bilevax.problems.reformulations import penalty_blocks, penalty_point
 from bilevax.problems.validation import require
-from bilevax.solvers.base import Solver, Task, check_positive
+from bilevax.solvers.base import check_positive
 from bilevax.solvers.curvature import X1, Blocks
-from bilevax.solvers.penalised import Penalised, first_penalty
+from bilevax.solvers.penalised import Engine, Penalised, entries_of, first_penalty
 from bilevax.solvers.reach import extent
 from bilevax.solvers.semismooth import Natural
 from bilevax.trees import Tree
@@ -40,21 +39,26 @@ FULL_STEP, SHORT_STEP, NO_STEP = 0.1, 3.0, 30.0
 # After a move of x1 the other blocks settle in at most so many steps, or the move is taken back;
 # where x1 has not moved, the method gives up after so many.
 SETTLING, PATIENCE = 12, 60
-# The other blocks are settled when their residual is at most this share of x1's, or of ‖∇f‖, or of
-# the target.
+# The other blocks are settled when their residual is at most this share of x1's and this share of
+# ‖∇f‖, or else this share of the target.
 SETTLED, SETTLED_FORCE, SETTLED_TARGET = 0.03, 0.01, 0.1
-# The trust region: the share of the foreseen fall at which a move is taken, those at which μ
-# shrinks and grows, and the factors of it.
+# The trust region: the share of the foreseen fall at which a move is taken, and those above which μ
+# shrinks and below which it grows; the factors of that, and the one after a move was taken back.
 TAKEN, WELL, BADLY = 0.1, 0.75, 0.25
+EASE, TIGHTEN, RETREAT = 0.1, 4.0, 8.0
 # A move of x1 that its domain cuts by more than this share is foreseen anew.
 STOPPED = 1e-3
-EASE, TIGHTEN, RETREAT = 0.1, 4.0, 8.0
 # μ above so many times x1's curvature says that no move of x1 helps.
 MOST_HOLD = 1e14
-# ρ first grows until y1 is within this share of z1. Then it grows where the residual is at most
-# this share of ‖∇f‖ or of ρ·gap; by at most the first factor, and by its root where that fails.
-NEAR, ENOUGH = 0.1, 0.01
-FIRST_RHO, MOST_TIMES, LEAST_TIMES, FIRST_TIMES = 10.0, 100.0, 1.4, 1e4
+# The first ρ is so many times the one at which both levels pull alike. Once, before x1 moves, it
+# grows to where y1 should be within this share of z1, if it is not within twice that; by at most
+# this factor.
+FIRST_RHO, NEAR, FIRST_TIMES = 10.0, 0.1, 1e4
+# Later it grows where the residual is at most this share of ‖∇f‖ and of ρ·gap: to this many times
+# where the gap should be small enough, but by at least and at most these factors. The most shrinks
+# to its root where that fails, down to the least one, and grows by this power where it does not.
+ENOUGH, BEYOND = 0.01, 1.5
+AT_LEAST, MOST_TIMES, LEAST_TIMES, REGAIN = 2.0, 100.0, 1.4, 1.5
 # Steps that follow a solution to another ρ; and where they end nowhere, and the other blocks have
 # settled there, the share of ‖∇f‖ in x1's residual that says that φ has a kink nearby.
 FOLLOWING, KICKED = 12, 0.03
@@ -93,7 +97,7 @@ class NewtonState(eqx.Module):
     blocks: Blocks = eqx.field(static=True)
 
 
-class Newton(Solver[NewtonState]):
+class Newton(Engine[NewtonState]):
     """The paper's penalty problem with its curvature used, for problems up to medium size.
 
     φ(x1) = min over (y1, y2) max over (x2, z1, z2) of P_ρ has the slope ∂P/∂x1 at the saddle point
@@ -109,12 +113,10 @@ class Newton(Solver[NewtonState]):
       level whatever ρ is and (y1, z2) are off by 1/ρ, so they start nearer by as much; then all
       blocks take Newton steps at once, and a factor that was too large is tried again by its root.
 
-    Linear systems are dense. `linear_solves` counts them, with a Hessian each; `gradients` counts
-    all other gradients. `rho` is a first guess.
+    Linear systems are dense. `linear_solves` counts them; their Hessians are not among the
+    `gradients`. `rho` is a first guess.
     """
 
-    form: ClassVar[type[Form]] = BilevelProblem
-    keeps_state: ClassVar[bool] = True
     is_tight: ClassVar[bool] = True
     in_stages: ClassVar[bool] = True  # it knows itself when it is lost
 
@@ -125,9 +127,7 @@ class Newton(Solver[NewtonState]):
 
     def __check_init__(self):
         check_positive(self, "rho", "force")
-        for name in ("target", "relative"):
-            if getattr(self, name) is not None:
-                non_negative(getattr(self, name), f"Newton: {name}")
+        self.check_aims()
 
     @property
     def gradients_per_step(self) -> int:
@@ -135,7 +135,7 @@ class Newton(Solver[NewtonState]):
 
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> Newton:
         require(problem, BilevelProblem, "Newton")
-        entries = sum(Blocks.of(*penalty_blocks(start)).sizes)
+        entries = entries_of(start)
         if entries > MOST_ENTRIES:
             raise ValueError(
                 f"Newton solves linear systems with one unknown for each entry of all blocks, and "
@@ -151,17 +151,6 @@ class Newton(Solver[NewtonState]):
             relative=given(self.relative, 0.0),
             force=given(self.force, force),
         )
-
-    def prepared_for(self, task: Task) -> Newton:
-        solver = self
-        if task.relative:
-            target = task.tolerance if self.target is None else self.target
-            solver = dataclasses.replace(self, target=target, relative=task.relative)
-        return solver.prepare(task.problem, task.start, task.tolerance)
-
-    def prepared_anew(self, prepared: Newton, task: Task, state: NewtonState) -> Newton:
-        """With the ρ that its witnesses are for: another one would lead away from them."""
-        return dataclasses.replace(self, rho=task.start.rho).prepared_for(task)
 
     def advice(self) -> str:
         return "try another start, or solver=bilevax.Adaptive()"
@@ -297,7 +286,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
 
 
 def _judged(problem: BilevelProblem, s: NewtonState, seen: _Seen) -> NewtonState:
-    """All blocks but x1 are in their places: take the move, or take it back."""
+    """A phase is over: take where it led, or take the move back, or follow to a nearer ρ."""
     fall = s.center_value - seen.value
     well = (fall + seen.noise) / (s.foreseen + seen.noise)
     fell = jnp.where(s.foreseen <= seen.noise, fall >= -seen.noise, well >= TAKEN)
@@ -321,8 +310,9 @@ def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) ->
     apart = _apart(s) / NEAR
     early = (s.outer == 0) & (apart > 2) & ~ready
     arrived = (s.phase == FOLLOW) | s.tried
-    times = jnp.where(arrived, jnp.minimum(s.times**1.5, MOST_TIMES), s.times)
-    wished = jnp.maximum(1.5 * jnp.sqrt(jnp.maximum(seen.gap, 0) / (READY_GAP * seen.gap_aim)), 2)
+    times = jnp.where(arrived, jnp.minimum(s.times**REGAIN, MOST_TIMES), s.times)
+    lacks = jnp.sqrt(jnp.maximum(seen.gap, 0) / (READY_GAP * seen.gap_aim))
+    wished = jnp.maximum(BEYOND * lacks, AT_LEAST)
     grown = jnp.where(growing, jnp.minimum(wished, times), 1)
     grown = jnp.where(early, jnp.minimum(apart, FIRST_TIMES), grown)
     factor = jnp.where(well > WELL, EASE, jnp.where(well < BADLY, TIGHTEN, 1))

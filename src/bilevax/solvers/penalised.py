@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -13,17 +14,54 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import non_negative
 from bilevax.functions import operations
-from bilevax.problems import BilevelProblem, Point
+from bilevax.problems import BilevelProblem, Form, Point
 from bilevax.problems.constants import sample_domain
-from bilevax.problems.reformulations import at_both, penalty
+from bilevax.problems.reformulations import at_both, penalty, penalty_blocks
 from bilevax.programs import quick
+from bilevax.solvers.base import Solver, State, Task
 from bilevax.solvers.curvature import Blocks
 from bilevax.terms import PerLeaf, Term
 from bilevax.trees import Tree
 
 # A call of so many operations is batched with another of the same kind.
 MANY = 40
+
+
+class Engine(Solver[State]):
+    """A solver of the penalty problem, with fields `rho`, a first guess, `target` and `relative`.
+
+    These are what every line may be, and which share of its size on top.
+    """
+
+    form: ClassVar[type[Form]] = BilevelProblem
+    keeps_state: ClassVar[bool] = True
+
+    rho: eqx.AbstractVar[Any]
+    target: eqx.AbstractVar[Any]
+    relative: eqx.AbstractVar[Any]
+
+    def check_aims(self) -> None:
+        for name in ("target", "relative"):
+            if getattr(self, name) is not None:
+                non_negative(getattr(self, name), f"{type(self).__name__}: {name}")
+
+    def prepared_for(self, task: Task) -> Solver:
+        solver = self
+        if task.relative:
+            target = task.tolerance if self.target is None else self.target
+            solver = dataclasses.replace(self, target=target, relative=task.relative)
+        return solver.prepare(task.problem, task.start, task.tolerance)
+
+    def prepared_anew(self, prepared: Any, task: Task, state: State) -> Solver:
+        """With the ρ that its witnesses are for: another one would lead away from them."""
+        return dataclasses.replace(self, rho=task.start.rho).prepared_for(task)
+
+
+def entries_of(start: Point) -> int:
+    """The number of entries in all six blocks."""
+    return sum(Blocks.of(*penalty_blocks(start)).sizes)
 
 
 class Penalised(eqx.Module):
