@@ -184,6 +184,12 @@ def _ends() -> np.ndarray:
     return np.array([1.0, 0.0, 0.0, 0.0, 0.0])
 
 
+def _starts() -> list[np.ndarray]:
+    """No tolls, and seven draws."""
+    drawn = np.random.default_rng(0).uniform(0.0, FINE, size=(7, len(TOLLED)))
+    return [np.zeros(len(TOLLED)), *drawn]
+
+
 def linear() -> Person:
     picked = np.array(TOLLED)
     problem = bx.ConstrainedBilevelProblem(
@@ -198,7 +204,7 @@ def linear() -> Person:
         number=24,
         name="tolls linear",
         problem=problem,
-        starts=(bx.Point(x=jnp.zeros(len(TOLLED)), y=jnp.zeros(len(ARCS))),),
+        starts=tuple(bx.Point(x=jnp.asarray(x), y=jnp.zeros(len(ARCS))) for x in _starts()),
         repaired=taken,
         reference=enumerated,
         ipopt=_linear_ipopt,

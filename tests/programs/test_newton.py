@@ -282,12 +282,17 @@ def test_it_gives_up_by_itself_and_says_so(monkeypatch):
     assert alone.status == "stalled"
     assert alone.linear_solves == 3
     assert "Newton" in str(alone.status)
-    # Of two engines the other one goes on, from the ρ that was reached.
+    # Barriers come next, and first-order steps where these end nowhere, too.
     both = bx.solve(problem, start, tolerance=1e-2)
     assert both.status == "certified"
-    assert isinstance(both.solver, bx.Adaptive)
-    assert "Newton stopped making progress" in str(both.status)
-    assert both.linear_solves == 3
+    assert "since then Newton with barriers went on" in str(both.status)
+    monkeypatch.setattr("bilevax.solvers.newton.MOST_INSIDE", 3)
+    jax.clear_caches()
+    three = bx.solve(problem, start, tolerance=1e-2)
+    assert three.status == "certified"
+    assert isinstance(three.solver, bx.Adaptive)
+    assert "Newton with barriers stopped making progress" in str(three.status)
+    assert three.linear_solves == 6
     jax.clear_caches()
 
 
@@ -314,3 +319,48 @@ def test_a_move_after_which_the_objective_is_higher_is_taken_back():
     x = np.asarray(solver.output(problem, state).x1)
     np.testing.assert_allclose(3 * np.sin(3 * x), x / 10, atol=0.05)
     assert np.all(-9 * np.cos(3 * x) > 0)
+
+
+@functools.cache
+def toll():
+    """The road costs 1 + x, another one 4: x = 3 earns 3, and more earns nothing.
+
+    The lower level is linear, so that its answer jumps there.
+    """
+    problem = bx.ConstrainedBilevelProblem(
+        lambda x, y: -jnp.sum(x * y[0]),
+        lambda x, y: (1 + x[0]) * y[0] + 4 * y[1],
+        equalities=lambda x, y: jnp.sum(y) - 1,
+        x=terms.Box(0.0, 10.0),
+        y=terms.Box(0.0, 1.0),
+    )
+    return problem, bx.Point(x=np.ones(1), y=np.zeros(2))
+
+
+def test_with_barriers_it_follows_a_lower_level_that_jumps():
+    solution = bx.solve(*toll(), solver=bx.Newton(interior=True), tolerance=1e-6)
+    assert solution.status == "certified"
+    assert abs(float(solution.point.x[0]) - 3) < 1e-4
+    assert solution.certificate.objective == pytest.approx(-3, abs=1e-4)
+
+
+def test_resuming_with_barriers_gives_the_same_run(tmp_path):
+    solve = functools.partial(bx.solve, *toll(), solver=bx.Newton(interior=True), tolerance=1e-6)
+    whole, path, resume = solve(), tmp_path / "run.state", None
+    for cut in (8, 11, 14, 17, 20, 23, 26, 29, 50, 60):
+        part = solve(resume=resume, max_gradients=cut)
+        assert part.status == "budget spent"
+        part.save(path)
+        resume = path
+    rest = solve(resume=resume)
+    assert (rest.gradients, rest.linear_solves) == (whole.gradients, whole.linear_solves)
+    assert same(rest.point, whole.point)
+
+
+def test_first_order_steps_leave_off_where_they_earn_nothing(monkeypatch):
+    """They go on for ever at the jump; Newton with barriers takes over from them."""
+    monkeypatch.setattr("bilevax.solvers.engines.PATIENCE", 2000)
+    monkeypatch.setattr("bilevax.solvers.engines.PATIENCE_AN_ENTRY", 1)
+    solution = bx.solve(*toll(), tolerance=1e-6)
+    assert solution.status == "certified"
+    assert solution.certificate.objective == pytest.approx(-3, abs=1e-4)

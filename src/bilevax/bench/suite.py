@@ -23,7 +23,7 @@ from bilevax.bench.runs import Run, attempt
 from bilevax.bench.starts import starting_points
 from bilevax.driver.solution import Solution
 from bilevax.problems import ConstrainedBilevelProblem, Point
-from bilevax.solvers import Adaptive
+from bilevax.solvers import Engines
 from bilevax.terms import Box
 
 # Where the point found violates its lower level by a little, the lower level is solved again with
@@ -253,9 +253,9 @@ def run(record: Record | Refusal, settings: Settings) -> Outcome:
     attempts, refused = [], ""
     starts = starting_points(record, settings.starts, settings.seed)
     for number, (x, y) in enumerate(starts):
-        solver = Adaptive()
+        solver = Engines()
         if number % 2 == 1:  # from the lower level's own answer, which a large penalty stays near
-            y, solver = lower_solution(record, x, y).y, Adaptive(rho=STEEP)
+            y, solver = lower_solution(record, x, y).y, Engines(rho=STEEP)
         fields, solution = attempt(
             problem,
             Point(x=jnp.asarray(x, float), y=jnp.asarray(y, float)),

@@ -20,7 +20,7 @@ from bilevax.files import write_bytes
 from bilevax.functions import plain
 from bilevax.problems import Point
 
-MAGIC = "bilevax run 7"
+MAGIC = "bilevax run 8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,7 @@ class RunState:
     fingerprint: str
     earlier: int = 0
     earlier_solves: int = 0
+    fallbacks: int = 0
     fell_back_at: int | None = None
     confirmations: int = 0
     confirmed: bool = False
@@ -104,8 +105,8 @@ def save_or_warn(path: str | Path, state: RunState) -> None:
         warn(f"the checkpoint {path} could not be written: {error}", RuntimeWarning)
 
 
-def load(path: str | Path, like: Callable[[bool], RunState]) -> RunState:
-    """Read a state that fits a run; `like` gives a fresh one, before or after its fallback."""
+def load(path: str | Path, like: Callable[[int], RunState]) -> RunState:
+    """Read a state that fits a run; `like` gives a fresh one, after so many fallbacks."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"resume: there is no file {path}")
@@ -118,8 +119,8 @@ def load(path: str | Path, like: Callable[[bool], RunState]) -> RunState:
     intact = names <= set(header) and isinstance(header["fingerprint"], str)
     if not intact or hashlib.sha256(rest).hexdigest() != header.get("sha256"):
         raise damaged
-    check_same_run(header["fingerprint"], like(False).fingerprint, str(path))
-    fresh = like(header["fell_back_at"] is not None)
+    check_same_run(header["fingerprint"], like(0).fingerprint, str(path))
+    fresh = like(header["fallbacks"])
     arrays = [getattr(fresh, name) for name in ARRAYS]
     try:
         found = eqx.tree_deserialise_leaves(io.BytesIO(rest), arrays)

@@ -48,6 +48,7 @@ class Run:
         self.schedule = schedule.Schedule(judge.weight)
         self.earlier, self.earlier_solves = 0, 0
         self.piece, self.refused = schedule.LEAST_PIECE, ""
+        self.fallbacks = 0
         self.fell_back_at: int | None = None
         begun = time.perf_counter()
         state = initial(self.solver, task.problem, task.start)
@@ -197,14 +198,15 @@ class Run:
             return False
         if following is None:
             return False
-        self.take_over(following, self.verdicts.best)
+        anew = following.part.begins_anew
+        self.take_over(following, self.task.start if anew else self.verdicts.best)
         self._leave_out(time.perf_counter() - begun)
         self.schedule.postpone(self.gradients)
         return True
 
     def _leave_out_compilation(self) -> None:
         """Compile, off the clock, where the next steps need another program than the last ones."""
-        kind = (type(self.solver.part), is_quick(self.solver, *self._place))
+        kind = (jax.tree.structure(self.solver), is_quick(self.solver, *self._place))
         if kind != self.kind:
             begun = time.perf_counter()
             self._compiled()
@@ -223,7 +225,7 @@ class Run:
     def take_over(self, following: Solver, start: Point) -> None:
         at, self.first_method = self.gradients, self.solver.part
         self._begin_anew(following, start)
-        self.fell_back_at = at
+        self.fallbacks, self.fell_back_at = self.fallbacks + 1, at
 
     def _begin_anew(self, solver: Solver, start: Point) -> None:
         problem = self.task.problem
@@ -271,6 +273,7 @@ class Run:
             fingerprint=self.fingerprint,
             earlier=self.earlier,
             earlier_solves=self.earlier_solves,
+            fallbacks=self.fallbacks,
             fell_back_at=self.fell_back_at,
             **self.verdicts.saved(),
         )

@@ -11,14 +11,14 @@ from bilevax.driver.loop import Run
 
 def resume(run: Run, source: RunState | str | Path) -> None:
     """Let a run go on from a state, or from the file that it was saved to."""
-    fresh = lambda fell_back: _fresh(run, fell_back)
+    fresh = lambda fallbacks: _fresh(run, fallbacks)
     saved = load(source, fresh) if isinstance(source, str | Path) else source
     if not isinstance(saved, RunState):
         raise TypeError(f"resume must be a solution's state or a file, not {source!r}")
     check_same_run(saved.fingerprint, run.fingerprint, "this state")
     run.solver, run.state = saved.solver, saved.solver_state
     run.earlier, run.earlier_solves = saved.earlier, saved.earlier_solves
-    run.fell_back_at = saved.fell_back_at
+    run.fallbacks, run.fell_back_at = saved.fallbacks, saved.fell_back_at
     run.schedule.next_check = run.reviewed_at = saved.next_check
     ready = bool(run.solver.is_ready(run.task.problem, run.state))
     run.checked_at = (int(saved.history["gradients"][-1]), ready)
@@ -27,9 +27,9 @@ def resume(run: Run, source: RunState | str | Path) -> None:
     run.limits.begin(run.clock, run.state.gradients)
 
 
-def _fresh(run: Run, fell_back: bool) -> RunState:
-    """A snapshot of a run as it begins, or as its second method begins."""
-    if fell_back and run.fell_back_at is None:
+def _fresh(run: Run, fallbacks: int) -> RunState:
+    """A snapshot of a run as it begins, or as a later one of its methods begins."""
+    while run.fallbacks < fallbacks:
         following = run.asked.relieved(run.solver, run.task, run.state)
         assert following is not None
         run.take_over(following, run.task.start)

@@ -59,7 +59,7 @@ class Summary:
         """Which method the answer comes from, where it is not the one that was asked for."""
         if self.fell_back_at is None:
             return ""
-        first, second = _name(self.first_method), _name(self.method)
+        first, second = self.first_method.title, self.method.title
         return (
             f" {first} stopped making progress after {self.fell_back_at:,} of them; since then "
             f"{second} went on."
@@ -115,7 +115,7 @@ def budget_spent(run: Summary, budget: str) -> Status:
 def stopped_itself(run: Summary) -> Status:
     return Status(
         "stalled",
-        f"The stopping test of {_name(run.method)} holds. {run.so_far} {run.hint}{run.refused}",
+        f"The stopping test of {run.method.title} holds. {run.so_far} {run.hint}{run.refused}",
     )
 
 
@@ -157,7 +157,3 @@ def unbounded(run: Summary, where: str) -> Status:
 def cannot_follow(error: Exception) -> str:
     """Why the method that was to follow could not."""
     return f" No other method can take over: {error}."
-
-
-def _name(method: object) -> str:
-    return type(method).__name__

@@ -105,7 +105,8 @@ class Adaptive(Engine[AdaptiveState]):
       first guess that was too large shrinks.
 
     `rho` and `step_size` are first guesses. The certificate ends the run; the method itself gives
-    up only where no W makes its subproblems monotone, or no step is short enough for them.
+    up only where no W makes its subproblems monotone, or no step is short enough for them, or after
+    `patience` gradients.
     """
 
     rho: Any = None
@@ -113,9 +114,10 @@ class Adaptive(Engine[AdaptiveState]):
     target: Any = None
     relative: Any = None
     force: Any = None
+    patience: Any = None
 
     def __check_init__(self):
-        check_positive(self, "rho", "step_size", "force")
+        check_positive(self, "rho", "step_size", "force", "patience")
         self.check_aims()
 
     @property
@@ -135,6 +137,7 @@ class Adaptive(Engine[AdaptiveState]):
             target=trees.scalar(tolerance if self.target is None else self.target, dtype),
             relative=trees.scalar(0.0 if self.relative is None else self.relative, dtype),
             force=trees.scalar(force, dtype),
+            patience=None if self.patience is None else trees.scalar(self.patience, int),
         )
 
     def advice(self) -> str:
@@ -198,7 +201,8 @@ class Adaptive(Engine[AdaptiveState]):
 
         No proximal weight makes the subproblems monotone, or no step is short enough for them.
         """
-        return (state.boost > MISTRUST) | (state.stuck >= STUCK)
+        lost = (state.boost > MISTRUST) | (state.stuck >= STUCK)
+        return lost if self.patience is None else lost | (state.gradients >= self.patience)
 
     def output(self, problem: BilevelProblem, state: AdaptiveState) -> Point:
         parts = state.blocks.layout.unravel(state.center)

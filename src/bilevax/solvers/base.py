@@ -55,6 +55,16 @@ class Solver(eqx.Module, Generic[State]):
     takes_samples: ClassVar[bool] = False
     draws_per_step: ClassVar[int] = 2  # of a method that takes samples
 
+    @property
+    def title(self) -> str:
+        """How sentences name it."""
+        return type(self).__name__
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether it begins at the start, and not at the best point, where it follows another."""
+        return False
+
     @abc.abstractmethod
     def prepare(self, problem: Any, start: Point, tolerance: float) -> Solver:
         """On the host, before anything runs: the same solver with every constant set.

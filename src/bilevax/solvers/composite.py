@@ -15,15 +15,20 @@ from bilevax.trees import Tree
 
 
 class Sequence(Solver[Any]):
-    """The first of two solvers, until it gives up; then the second, from the best point.
+    """Some solvers one after another: each until it gives up, the next one from the best point.
 
     `Sequence(Adaptive(), PenaltyMethod())` lets the paper's method, with its safe constants, go on
     where the other one stalls: it may take 10⁷ gradients and more (`bilevax.theory`).
     """
 
-    first: Solver | None
-    second: Solver | None
-    at_second: bool = eqx.field(static=True, default=False)
+    solvers: tuple[Solver, ...]
+    at: int = eqx.field(static=True)
+    prepared: Solver | None
+
+    def __init__(self, *solvers: Solver, at: int = 0, prepared: Solver | None = None):
+        if not solvers:
+            raise ValueError("Sequence: give at least one solver")
+        self.solvers, self.at, self.prepared = solvers, at, prepared
 
     @property
     def form(self) -> type[Form]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -31,9 +36,7 @@ class Sequence(Solver[Any]):
 
     @property
     def _now(self) -> Solver:
-        now = self.second if self.at_second else self.first
-        assert now is not None
-        return now
+        return self.solvers[self.at] if self.prepared is None else self.prepared
 
     @property
     def part(self) -> Solver:
@@ -43,35 +46,36 @@ class Sequence(Solver[Any]):
     def gradients_per_step(self) -> int:
         return self._now.gradients_per_step
 
+    def _with(self, now: Solver, at: int) -> Sequence:
+        return Sequence(*self.solvers, at=at, prepared=now)
+
     def prepare(self, problem: Any, start: Point, tolerance: float) -> Sequence:
         return self.prepared_for(Task(problem, start, tolerance))
 
     def prepared_for(self, task: Task) -> Sequence:
-        return Sequence(self._now.prepared_for(task), None)
+        return self._with(self.solvers[self.at].prepared_for(task), self.at)
+
+    # What is asked of a sequence is in the prepared one, too.
 
     def prepared_again(self, prepared: Sequence, task: Task) -> Sequence:
-        return self._second(task) if prepared.at_second else self.prepared_for(task)
-
-    def _second(self, task: Task) -> Sequence:
-        assert self.second is not None
-        return Sequence(None, self.second.prepared_for(task), at_second=True)
+        return prepared.prepared_for(task)
 
     def relieved(self, prepared: Sequence, task: Task, state: Any) -> Sequence | None:
-        last = prepared.at_second or self.second is None
-        return None if last else self._second(task)
+        at = prepared.at + 1
+        if at == len(prepared.solvers):
+            return None
+        return prepared._with(prepared.solvers[at].prepared_for(task), at)
 
     def prepared_anew(self, prepared: Sequence, task: Task, state: Any) -> Sequence:
-        assert self.first is not None
-        return Sequence(self.first.prepared_anew(prepared._now, task, state), None)
+        asked = prepared.solvers[prepared.at]
+        return prepared._with(asked.prepared_anew(prepared._now, task, state), prepared.at)
 
     def reviewed(
         self, prepared: Sequence, task: Task, state: Any, signals: Tree
     ) -> tuple[Sequence, Any, bool]:
-        asked = self.second if prepared.at_second else self.first
-        assert asked is not None
+        asked = prepared.solvers[prepared.at]
         now, state, changed = asked.reviewed(prepared._now, task, state, signals)
-        first, second = (None, now) if prepared.at_second else (now, None)
-        return Sequence(first, second, prepared.at_second), state, changed
+        return prepared._with(now, prepared.at), state, changed
 
     def init(self, problem: Any, start: Point) -> Any:
         return self._now.init(problem, start)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -22,68 +21,45 @@ from bilevax.solvers.penalised import entries_of
 
 # Curvature below this share of slopes, over a unit of length, counts as none.
 STRAIGHT = 1e-9
+# First-order steps that begin leave off after so many gradients: at least so many, and about what a
+# hundred of Newton's linear systems cost.
+PATIENCE, PATIENCE_AN_ENTRY = 50_000, 130
 
 
 class Engines(Sequence):
     """The paper's penalty problem by two engines, `Newton` and `Adaptive`: what `solve` takes.
 
     Newton's steps begin where the lower level or its domain is curved, and the problem is not too
-    large for their linear systems; where they end nowhere, first-order steps go on from the best
-    point. Where the lower level is piecewise linear it is the other way round. `rho` is a first
-    guess for both.
+    large for their linear systems; then come those with barriers, and then first-order steps, each
+    from the best point so far where the ones before end nowhere. Where the lower level is piecewise
+    linear, first-order steps begin, and come once more at the end. `rho` is a first guess for all.
     """
 
     is_tight: ClassVar[bool] = True
 
-    first: Solver | None = eqx.field(default=None, init=False)
-    second: Solver | None = eqx.field(default=None, init=False)
-    at_second: bool = eqx.field(static=True, default=False, init=False)
-    rho: Any = None
+    rho: Any
+
+    def __init__(self, rho: Any = None):
+        newton, inside = Newton(rho=rho), Newton(rho=rho, interior=True)
+        super().__init__(newton, inside, Adaptive(rho=rho))
+        self.rho = rho
 
     def prepared_for(self, task: Task) -> Sequence:
-        return self._ordered(task).prepared_for(task)
+        """With the one first that the problem is for."""
+        return Sequence(*self._ordered(task)).prepared_for(task)
 
-    def prepared_again(self, prepared: Sequence, task: Task) -> Sequence:
-        return self._as(prepared).prepared_again(prepared, task)
-
-    def relieved(self, prepared: Sequence, task: Task, state: Any) -> Sequence | None:
-        too_large = entries_of(task.start) > MOST_ENTRIES
-        return None if too_large else self._as(prepared).relieved(prepared, task, state)
-
-    def prepared_anew(self, prepared: Sequence, task: Task, state: Any) -> Sequence:
-        return self._as(prepared).prepared_anew(prepared, task, state)
-
-    def reviewed(
-        self, prepared: Sequence, task: Task, state: Any, signals: Any
-    ) -> tuple[Sequence, Any, bool]:
-        return self._as(prepared).reviewed(prepared, task, state, signals)
-
-    @property
-    def part(self) -> Solver:
-        return Newton()
-
-    @property
-    def form(self) -> type[BilevelProblem]:
-        return BilevelProblem
-
-    def _ordered(self, task: Task) -> Sequence:
-        """Which of the two begins, and which one follows."""
-        newton, adaptive = Newton(rho=self.rho), Adaptive(rho=self.rho)
-        if entries_of(task.start) > MOST_ENTRIES:
-            return Sequence(adaptive, None)
+    def _ordered(self, task: Task) -> list[Solver]:
+        (newton, inside, adaptive), entries = self.solvers, entries_of(task.start)
+        if entries > MOST_ENTRIES:
+            return [adaptive]
         problem = task.problem
         terms = [term for term in (problem.y1, problem.y2) if term is not None]
         flat = all(term.is_polyhedral for term in terms)
-        if not flat or bool(_bends(problem, task.start)):
-            return Sequence(newton, adaptive)
-        return Sequence(adaptive, newton)
-
-    def _as(self, prepared: Sequence) -> Sequence:
-        """The order in which a prepared one was."""
-        newton, adaptive = Newton(rho=self.rho), Adaptive(rho=self.rho)
-        newton_now = isinstance(prepared.part, Newton)
-        order = (newton, adaptive) if newton_now != prepared.at_second else (adaptive, newton)
-        return Sequence(*order)
+        curved = not flat or bool(_bends(problem, task.start))
+        if curved:
+            return [newton, inside, adaptive]
+        patience = max(PATIENCE, PATIENCE_AN_ENTRY * entries)
+        return [Adaptive(rho=self.rho, patience=patience), inside, newton, adaptive]
 
 
 @quick

@@ -18,15 +18,16 @@ from bilevax.problems.reformulations import penalty_blocks, penalty_point
 from bilevax.problems.validation import require
 from bilevax.solvers.base import check_positive
 from bilevax.solvers.curvature import X1, Blocks
-from bilevax.solvers.penalised import Engine, Penalised, entries_of, first_penalty
+from bilevax.solvers.model import Model
+from bilevax.solvers.penalised import Engine, Penalised, entries_of, first_barrier, first_penalty
 from bilevax.solvers.reach import extent
 from bilevax.solvers.semismooth import Natural
-from bilevax.trees import Tree
+from bilevax.trees import Layout, Tree
 
 # Problems with more entries in all six blocks than this are left to first-order steps.
 MOST_ENTRIES = 3000
-# The method gives up after so many linear systems.
-MOST_SOLVES = 400
+# The method gives up after so many linear systems, without and with barriers.
+MOST_SOLVES, MOST_INSIDE = 200, 300
 # What a step does: bring the other blocks to their places while x1 rests, follow the solution to
 # another ρ with all blocks at once, or move x1.
 SETTLE, FOLLOW, MOVE = range(3)
@@ -38,7 +39,7 @@ FIRM, LEAST_FIRM, MOST_FIRM = 1e-6, 1e-9, 1e9
 FULL_STEP, SHORT_STEP, NO_STEP = 0.1, 3.0, 30.0
 # After a move of x1 the other blocks settle in at most so many steps, or the move is taken back;
 # where x1 has not moved, the method gives up after so many.
-SETTLING, PATIENCE = 12, 60
+SETTLING, PATIENCE = 12, 30
 # The other blocks are settled when their residual is at most this share of x1's and this share of
 # ‖∇f‖, or else this share of the target.
 SETTLED, SETTLED_FORCE, SETTLED_TARGET = 0.03, 0.01, 0.1
@@ -46,14 +47,17 @@ SETTLED, SETTLED_FORCE, SETTLED_TARGET = 0.03, 0.01, 0.1
 # shrinks and below which it grows; the factors of that, and the one after a move was taken back.
 TAKEN, WELL, BADLY = 0.1, 0.75, 0.25
 EASE, TIGHTEN, RETREAT = 0.1, 4.0, 8.0
-# A move of x1 that its domain cuts by more than this share is foreseen anew.
-STOPPED = 1e-3
 # μ above so many times x1's curvature says that no move of x1 helps.
 MOST_HOLD = 1e14
 # The first ρ is so many times the one at which both levels pull alike. Once, before x1 moves, it
 # grows to where y1 should be within this share of z1, if it is not within twice that; by at most
 # this factor.
 FIRST_RHO, NEAR, FIRST_TIMES = 10.0, 0.1, 1e4
+# With barriers: the first factor for ρ and 1/τ, and the share of the target below which τ is zero;
+# the residual at which they may change, in shares of ‖∇f‖: the first one, the factor by which it
+# shrinks where the solution could not be followed, and the last one.
+FIRST_FALL, NO_BARRIER = 5.0, 1e-8
+LOOSE, TIGHTER, LEAST_LOOSE = 0.03, 0.1, 1e-6
 # Later it grows where the residual is at most this share of ‖∇f‖ and of ρ·gap: to this many times
 # where the gap should be small enough, but by at least and at most these factors. The most shrinks
 # to its root where that fails, down to the least one, and grows by this power where it does not.
@@ -79,7 +83,11 @@ class NewtonState(eqx.Module):
     foreseen: Array  # how far P was foreseen to fall by the move since
     moved: Array  # whether x1 has moved since
     rho: Array
-    times: Array  # the factor by which ρ has grown, or may grow next
+    tau: Array | None  # the weight of barriers
+    center_rho: Array
+    center_tau: Array | None
+    wished: Array  # the factor by which ρ should grow,
+    times: Array  # and the one by which it, and 1/τ, may
     target: Array
     relative: Array
     steps: Array  # of the natural map, per block
@@ -89,6 +97,8 @@ class NewtonState(eqx.Module):
     phase: Array  # what the next step does
     inner: Array  # steps in this phase
     outer: Array  # how often the other blocks were settled
+    loose: Array  # with barriers: the share of ‖∇f‖ at which ρ and τ may change
+    idle: Array  # whether x1 had nowhere to go
     tried: Array  # whether the other blocks settle at a ρ to which the solution was not followed
     ready: Array  # whether the point may be certified: a check is asked for
     lost: Array  # whether the method has given up
@@ -107,11 +117,16 @@ class Newton(Engine[NewtonState]):
       steps on its natural map R(w) = (w − prox_{sΦ}(w − s·F(w)))/s, halved until ‖R‖ does not grow.
       The system is regularised by ω·curvature (a linearised proximal point step), more where steps
       are cut and less where they are not.
-    - Move: one Newton step of all blocks with the proximal weight μ on x1, then settle again. The
-      move is taken if φ fell by a share of what was foreseen; μ follows from how well it was.
+    - Move: x1 goes to where the quadratic model of φ with the weight μ is least in its domain, and
+      the others settle again. The move is taken if φ fell by a share of what was foreseen; μ
+      follows from how well it was.
     - Follow: where x1 is stationary and the gap is not small yet, ρ grows. (z1, y2) solve the lower
       level whatever ρ is and (y1, z2) are off by 1/ρ, so they start nearer by as much; then all
       blocks take Newton steps at once, and a factor that was too large is tried again by its root.
+
+    Where a bound, a constraint or an adversary's weight changes sides, φ has a kink. With
+    `interior`, all blocks but x1 have τ times a logarithmic barrier of their bounds on top, which
+    makes φ smooth; τ falls while ρ grows, from a first guess `tau`, as interior-point methods do.
 
     Linear systems are dense. `linear_solves` counts them; their Hessians are not among the
     `gradients`. `rho` is a first guess.
@@ -124,10 +139,21 @@ class Newton(Engine[NewtonState]):
     target: Any = None
     relative: Any = None
     force: Any = None
+    tau: Any = None
+    interior: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
-        check_positive(self, "rho", "force")
+        check_positive(self, "rho", "force", "tau")
         self.check_aims()
+
+    @property
+    def title(self) -> str:
+        return "Newton with barriers" if self.interior else "Newton"
+
+    @property
+    def begins_anew(self) -> bool:
+        """With barriers it does: a path from the middle of domains leads to better places."""
+        return self.interior
 
     @property
     def gradients_per_step(self) -> int:
@@ -143,13 +169,16 @@ class Newton(Engine[NewtonState]):
             )
         dtype = trees.dtype_of(start.replace(rho=None))
         rho, force = first_penalty(problem, start)
-        rho = FIRST_RHO * rho if start.rho is None else start.rho
+        rho = FIRST_RHO * rho if start.rho is None or self.interior else start.rho
+        tau = first_barrier(problem, start) if self.interior else None
         given = lambda value, other: trees.scalar(other if value is None else value, dtype)
         return Newton(
             rho=given(self.rho, rho),
             target=given(self.target, tolerance),
             relative=given(self.relative, 0.0),
             force=given(self.force, force),
+            tau=None if tau is None else given(self.tau, tau),
+            interior=self.interior,
         )
 
     def advice(self) -> str:
@@ -174,7 +203,11 @@ class Newton(Engine[NewtonState]):
             foreseen=0 * one,
             moved=no,
             rho=one * self.rho,
-            times=one * MOST_TIMES,
+            tau=None if self.tau is None else one * self.tau,
+            center_rho=one * self.rho,
+            center_tau=None if self.tau is None else one * self.tau,
+            wished=one,
+            times=one * (FIRST_FALL if self.interior else MOST_TIMES),
             target=one * self.target,
             relative=one * self.relative,
             steps=jnp.ones(6, dtype),
@@ -184,6 +217,8 @@ class Newton(Engine[NewtonState]):
             phase=zero + SETTLE,
             inner=zero,
             outer=zero,
+            loose=one * LOOSE,
+            idle=no,
             tried=no,
             ready=no,
             lost=no,
@@ -204,7 +239,8 @@ class Newton(Engine[NewtonState]):
         return lax.cond(s.ready, lambda: s, onwards)
 
     def done(self, problem: BilevelProblem, state: NewtonState) -> Array:
-        return state.lost | (state.linear_solves >= MOST_SOLVES)
+        most = MOST_INSIDE if self.interior else MOST_SOLVES
+        return state.lost | (state.linear_solves >= most)
 
     def is_ready(self, problem: BilevelProblem, state: NewtonState) -> Array:
         return state.ready
@@ -215,16 +251,15 @@ class Newton(Engine[NewtonState]):
     def output(self, problem: BilevelProblem, state: NewtonState) -> Point:
         """The iterate, with entries that a term holds exactly where it holds them."""
         problem, s = without_bounds(problem), state
-        snapped = _penalised(problem, s).prox(
-            s.iterate - s.blocks.spread(s.steps) * s.slope, s.steps
-        )
+        w = s.iterate - s.blocks.spread(s.steps) * s.slope
+        snapped = Penalised(problem, s.rho, s.blocks).prox(w, s.steps)
         w = jnp.where(s.ready, snapped, s.iterate)
         parts = s.blocks.layout.unravel(w)
         return penalty_point(parts[:3], parts[3:]).replace(rho=s.rho)
 
 
 def _penalised(problem: BilevelProblem, s: NewtonState) -> Penalised:
-    return Penalised(problem, s.rho, s.blocks)
+    return Penalised(problem, s.rho, s.blocks, s.tau)
 
 
 def _natural(problem: BilevelProblem, s: NewtonState) -> Natural:
@@ -249,6 +284,7 @@ class _Seen(eqx.Module):
 
     of_x1: Array  # the residual of x1,
     others: Array  # and that of the other blocks
+    without: Array  # that of all blocks without barriers
     gap: Array
     value: Array
     noise: Array  # what of the value may be rounding
@@ -263,9 +299,16 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
     penalised = _penalised(problem, s)
     rest, x1 = _natural(problem, s)(s.iterate, s.slope), _is_x1(s)
     of_x1, others = trees.norm(jnp.where(x1, rest, 0)), trees.norm(jnp.where(x1, 0, rest))
-    (gap, size), value = penalised.gap(s.iterate), penalised.value(s.iterate)
+    without, inside = trees.norm(rest), s.iterate
+    if s.tau is not None:
+        plain = Natural(Penalised(problem, s.rho, s.blocks), s.steps)
+        without = trees.norm(plain(s.iterate, s.slope))
+        inside = jnp.where(x1, s.iterate, s.iterate - s.blocks.spread(s.steps) * rest)
+    (gap, size), value = penalised.gap(s.iterate), penalised.value(inside)
     aim, gap_aim = s.target + s.relative * force, s.target + s.relative * size
     enough = jnp.maximum(READY * aim, ENOUGH * jnp.minimum(force, s.rho * gap))
+    if s.tau is not None:
+        enough = jnp.where(s.tau > 0, jnp.maximum(enough, s.loose * force), enough)
     settled = jnp.minimum(SETTLED * of_x1, SETTLED_FORCE * force)
     settled = others <= jnp.maximum(SETTLED_TARGET * aim, settled)
     followed = (of_x1 <= enough) & (others <= enough)
@@ -274,6 +317,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
     return _Seen(
         of_x1=of_x1,
         others=others,
+        without=without,
         gap=gap,
         value=value,
         noise=1e3 * eps * (jnp.abs(value) + s.rho * size),
@@ -281,7 +325,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
         aim=aim,
         gap_aim=gap_aim,
         enough=enough,
-        over=over & (s.linear_solves > 0),
+        over=over & (s.linear_solves > 0) & ~(s.idle & (s.inner == 0)),
     )
 
 
@@ -304,19 +348,22 @@ def _judged(problem: BilevelProblem, s: NewtonState, seen: _Seen) -> NewtonState
 
 def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) -> NewtonState:
     """A new center; then a check is asked for, or ρ grows, or x1 moves."""
-    residual, low = trees.norm((seen.of_x1, seen.others)), seen.gap <= READY_GAP * seen.gap_aim
-    ready = low & (residual <= READY * seen.aim)
-    growing = ~low & (seen.of_x1 <= seen.enough) & (seen.others <= seen.enough)
+    low = seen.gap <= READY_GAP * seen.gap_aim
+    ready = low & (seen.without <= READY * seen.aim)
+    there = low if s.tau is None else ready | (low & (s.tau == 0))
+    growing = ~there & (seen.of_x1 <= seen.enough) & (seen.others <= seen.enough)
     apart = _apart(s) / NEAR
-    early = (s.outer == 0) & (apart > 2) & ~ready
+    early = (s.outer == 0) & (apart > 2) & ~ready & (s.tau is None)
     arrived = (s.phase == FOLLOW) | s.tried
     times = jnp.where(arrived, jnp.minimum(s.times**REGAIN, MOST_TIMES), s.times)
     lacks = jnp.sqrt(jnp.maximum(seen.gap, 0) / (READY_GAP * seen.gap_aim))
-    wished = jnp.maximum(BEYOND * lacks, AT_LEAST)
+    wished = jnp.where(low, 1, jnp.maximum(BEYOND * lacks, AT_LEAST))
+    if s.tau is None:
+        times = jnp.where(growing, jnp.minimum(wished, times), times)
     grown = jnp.where(growing, jnp.minimum(wished, times), 1)
     grown = jnp.where(early, jnp.minimum(apart, FIRST_TIMES), grown)
     factor = jnp.where(well > WELL, EASE, jnp.where(well < BADLY, TIGHTEN, 1))
-    first = jnp.where(s.hold > 0, s.hold, seen.of_x1 / s.extent[X1])
+    first = jnp.maximum(s.hold, seen.of_x1 / s.extent[X1])
     least = float(jnp.finfo(first.dtype).eps) / s.steps[X1]
     hold = jnp.maximum(jnp.where(s.moved, factor * s.hold, first), least)
     phase = jnp.where(early, SETTLE, jnp.where(growing, FOLLOW, MOVE))
@@ -329,7 +376,11 @@ def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) ->
         center_value=seen.value,
         moved=jnp.zeros((), bool),
         rho=s.rho * grown,
-        times=jnp.where(growing & ~early, grown, times),
+        tau=_smaller(s.tau, jnp.where(growing & ~early, times, 1), s.target),
+        center_rho=s.rho,
+        center_tau=s.tau,
+        wished=wished,
+        times=times,
         target=jnp.where(ready, SHRINK * s.target, s.target),
         relative=jnp.where(ready, SHRINK * s.relative, s.relative),
         hold=hold,
@@ -339,6 +390,14 @@ def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) ->
         tried=jnp.zeros((), bool),
         ready=ready,
     )
+
+
+def _smaller(tau: Array | None, times: Array, target: Array) -> Array | None:
+    """τ divided by this; zero where it would be next to nothing."""
+    if tau is None:
+        return None
+    smaller = tau / times
+    return jnp.where((smaller < NO_BARRIER * target) & (times > 1), 0, smaller)
 
 
 def _taken_back(s: NewtonState) -> NewtonState:
@@ -460,13 +519,38 @@ def _settled(problem: BilevelProblem, s: NewtonState) -> NewtonState:
 
 
 def _followed(problem: BilevelProblem, s: NewtonState) -> NewtonState:
-    """Where the solution could not be followed, the other blocks settle at the new ρ."""
+    """Where the solution could not be followed, the other blocks settle at the new ρ.
+
+    With barriers, whose paths are smooth, it is followed to a nearer one first.
+    """
+    far = s.times > LEAST_TIMES
 
     def settling() -> NewtonState:
-        phase, tried = jnp.full_like(s.phase, SETTLE), s.times > LEAST_TIMES
-        return dataclasses.replace(_again(problem, s, s.times), phase=phase, tried=tried)
+        phase = jnp.full_like(s.phase, SETTLE)
+        return dataclasses.replace(_again(problem, s, s.times), phase=phase, tried=far)
 
-    return lax.cond(s.inner >= FOLLOWING, settling, lambda: s)
+    def moving() -> NewtonState:
+        """Back to the center, to bring x1 nearer to where φ is least before it is followed."""
+        return dataclasses.replace(
+            s,
+            iterate=s.center,
+            slope=s.center_slope,
+            known=jnp.ones((), bool),
+            rho=s.center_rho,
+            tau=s.center_tau,
+            times=jnp.full_like(s.times, FIRST_FALL),
+            loose=s.loose * TIGHTER,
+            phase=jnp.full_like(s.phase, MOVE),
+            inner=jnp.zeros_like(s.inner),
+        )
+
+    def again() -> NewtonState:
+        if s.tau is None:
+            return settling()
+        which = jnp.where(far, 0, jnp.where((s.loose > LEAST_LOOSE) & (s.tau > 0), 1, 2))
+        return lax.switch(which, [lambda: _nearer(problem, s), moving, settling])
+
+    return lax.cond(s.inner >= FOLLOWING, again, lambda: s)
 
 
 def _nearer(problem: BilevelProblem, s: NewtonState) -> NewtonState:
@@ -476,13 +560,16 @@ def _nearer(problem: BilevelProblem, s: NewtonState) -> NewtonState:
 
 def _again(problem: BilevelProblem, s: NewtonState, times: Array) -> NewtonState:
     """From the center, with ρ there times this."""
-    before = s.rho / s.times
-    at = dataclasses.replace(s, iterate=s.center, slope=s.center_slope, rho=before)
+    at = dataclasses.replace(
+        s, iterate=s.center, slope=s.center_slope, rho=s.center_rho, tau=s.center_tau
+    )
+    grown = jnp.minimum(times, s.wished)
     return dataclasses.replace(
         s,
-        iterate=_shifted(problem, at, 1 / times),
+        iterate=_shifted(problem, at, 1 / grown),
         known=jnp.zeros((), bool),
-        rho=before * times,
+        rho=s.center_rho * grown,
+        tau=_smaller(s.center_tau, times, s.target),
         times=times,
         phase=jnp.full_like(s.phase, FOLLOW),
         inner=jnp.zeros_like(s.inner),
@@ -491,42 +578,46 @@ def _again(problem: BilevelProblem, s: NewtonState, times: Array) -> NewtonState
 
 
 def _moved(problem: BilevelProblem, s: NewtonState, hessian: Array, weights: Array) -> NewtonState:
-    """A Newton step of all blocks; it is not taken where φ does not fall along it."""
-    x1, natural = _is_x1(s), _natural(problem, s)
-    step = lambda free, move: natural.direction(s.iterate, s.slope, hessian, weights, free, move)
-    d = step(x1 | ~x1, jnp.zeros_like(s.iterate))
-    goal = s.iterate + d
-    within = _penalised(problem, s).projected(goal)
-    # Where x1 is stopped by its domain, the others must not go as if it were not.
-    stopped = x1 & (jnp.abs(within - goal) > STOPPED * jnp.abs(d))
-    again = jnp.any(stopped)
-    d = lax.cond(again, lambda: step(~stopped, within - s.iterate), lambda: d)
-    more = again.astype(s.linear_solves.dtype)
-    s = dataclasses.replace(s, linear_solves=s.linear_solves + more)
-    w = _penalised(problem, s).projected(s.iterate + d)
-    dx = jnp.where(x1, w - s.iterate, 0)
-    term = lambda w: problem.x1.value(s.blocks.layout.unravel(w)[0]).astype(d.dtype)
-    along = jnp.vdot(s.slope, dx) + term(s.iterate + dx) - term(s.iterate)
-    # The fall of the model of φ, whose curvature is that of the step.
-    foreseen = (s.hold * jnp.vdot(dx, dx) - along) / 2
-    downhill = trees.all_finite(d) & (along < 0)
+    """x1 goes to where the model of φ is least, and the others where this should take them.
+
+    With A the matrix of Newton's equation, these go by −A⁻¹(R + A_x·d) in their rows, so that the
+    slope of φ becomes g + B·d with B = H_xx − H_xo·A⁻¹·A_x.
+    """
+    n, penalised = s.blocks.sizes[X1], _penalised(problem, s)
+    matrix, rest = _natural(problem, s).system(s.iterate, s.slope, hessian, weights)
+    sides = jnp.column_stack([rest[n:], matrix[n:, :n]])
+    answer = jnp.linalg.solve(matrix[n:, n:], sides)
+    bent = hessian[:n, :n] - hessian[:n, n:] @ answer[:, 1:]
+    model = Model(
+        bent=(bent + bent.T) / 2,
+        slope=s.slope[:n] - hessian[:n, n:] @ answer[:, 0],
+        x=s.iterate[:n],
+        step=s.steps[X1],
+        term=problem.x1,
+        layout=Layout.of(s.blocks.layout.unravel(s.iterate)[X1]),
+    )
+    d, foreseen, hold = model.least(s.hold)
+    others = s.iterate[n:] - answer[:, 0] - answer[:, 1:] @ d
+    w = penalised.projected(jnp.concatenate([s.iterate[:n] + d, others]))
     begun = dataclasses.replace(
         s,
         iterate=w,
         known=jnp.zeros((), bool),
         foreseen=foreseen,
         moved=jnp.ones((), bool),
+        idle=jnp.zeros((), bool),
+        hold=hold,
+        lost=hold * s.steps[X1] > MOST_HOLD,
         phase=jnp.full_like(s.phase, SETTLE),
         inner=jnp.zeros_like(s.inner),
     )
     # Where x1 has nowhere to go, it is the others that are not exact enough.
-    still = jnp.all(dx == 0)
-    hold = jnp.where(still, 1, RETREAT) * s.hold
-    held = dataclasses.replace(
+    still = dataclasses.replace(
         s,
-        hold=hold,
-        lost=hold * s.steps[X1] > MOST_HOLD,
-        phase=jnp.where(still, SETTLE, MOVE).astype(s.phase.dtype),
-        inner=jnp.where(still, 0, s.inner + 1),
+        lost=s.idle,
+        idle=jnp.ones((), bool),
+        phase=jnp.full_like(s.phase, SETTLE),
+        inner=jnp.zeros_like(s.inner),
     )
-    return lax.cond(downhill, lambda: begun, lambda: held)
+    downhill = trees.all_finite(w) & (foreseen > 0) & jnp.any(d != 0)
+    return lax.cond(downhill, lambda: begun, lambda: still)

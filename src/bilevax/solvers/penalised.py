@@ -21,12 +21,17 @@ from bilevax.problems.constants import sample_domain
 from bilevax.problems.reformulations import at_both, penalty, penalty_blocks
 from bilevax.programs import quick
 from bilevax.solvers.base import Solver, State, Task
-from bilevax.solvers.curvature import Blocks
+from bilevax.solvers.curvature import X1, Y1, Y2, Z1, Z2, Blocks
 from bilevax.terms import PerLeaf, Term
+from bilevax.terms._barriers import interval_prox
 from bilevax.trees import Tree
 
 # A call of so many operations is batched with another of the same kind.
 MANY = 40
+# The blocks of the lower level, whose terms P has ρ times.
+OF_LOWER = (Y1, Y2, Z1, Z2)
+# The first weight of barriers, as a share of what an entry times its slope is.
+FIRST_TAU = 0.01
 
 
 class Engine(Solver[State]):
@@ -65,11 +70,15 @@ def entries_of(start: Point) -> int:
 
 
 class Penalised(eqx.Module):
-    """P_ρ of `eq:new_minmax`: minimised over (x1, y1, y2), maximised over (x2, z1, z2)."""
+    """P_ρ of `eq:new_minmax`: minimised over (x1, y1, y2), maximised over (x2, z1, z2).
+
+    With τ all blocks but x1 have τ times the barrier of their terms on top, inside of f and of f~.
+    """
 
     problem: BilevelProblem
     rho: Array
     blocks: Blocks = eqx.field(static=True)
+    tau: Array | None = None
 
     def operator(self, w: Array) -> Array:
         """(∇ₓP, −∇ᵧP)"""
@@ -78,14 +87,49 @@ class Penalised(eqx.Module):
         return self.blocks.layout.ravel((*gx, *trees.scale(-1, gy)))
 
     def value(self, w: Array) -> Array:
-        """P with its terms."""
+        """P with its terms and barriers."""
         parts = self.blocks.layout.unravel(w)
-        return penalty(self.problem, self.rho).value(parts[:3], parts[3:])
+        value = penalty(self.problem, self.rho).value(parts[:3], parts[3:])
+        if self.tau is None:
+            return value
+        barrier = lambda term, block: 0.0 if term is None else term.barrier(block)
+        _, y1, y2, x2, z1, z2 = self.per_block(barrier, parts)
+        barriers = self.rho * (y1 + y2 - z1 - z2) - x2
+        return value + jnp.where(self.tau > 0, self.tau * barriers, 0)
 
     def prox(self, v: Array, steps: Array) -> Array:
-        """The prox of all terms, with one step for each block."""
-        prox = lambda term, block, step: block if term is None else term.prox(block, step)
-        return self._flat(self.per_block(prox, self.blocks.layout.unravel(v), steps))
+        """The prox of all terms and barriers, with one step for each block."""
+        parts = self.blocks.layout.unravel(v)
+        if self.tau is None:
+            prox = lambda term, block, step: block if term is None else term.prox(block, step)
+            return self._flat(self.per_block(prox, parts, steps))
+
+        def inner(term: Term | None, block: Tree, step: Array, weight: Array) -> Tree:
+            if term is None or term.box(block) is not None:
+                return block
+            return term.barrier_prox(block, step, weight)
+
+        # Boxes come all at once, so that their prox is compiled once.
+        of_f, of_lower = self.tau * steps, self.rho * self.tau * steps
+        weights = jnp.where(jnp.asarray([b in OF_LOWER for b in range(6)]), of_lower, of_f)
+        _, *others = self.per_block(inner, parts, steps, weights)
+        flat = self._flat((parts[X1], *others))
+        flat = interval_prox(flat, *self._boxes(parts), self.blocks.spread(weights))
+        x1 = self._flat((self.problem.x1.prox(parts[X1], steps[X1]), *parts[1:]))
+        return jnp.where(jnp.asarray(self.blocks.owner == X1), x1, flat)
+
+    def _boxes(self, parts: tuple[Tree, ...]) -> tuple[Array, Array]:
+        """The bounds of all entries whose term is a box, but those of x1; infinite for others."""
+
+        def bounds(term: Term | None, block: Tree) -> tuple[Tree, Tree]:
+            wide = lambda bound: jax.tree.map(lambda leaf: jnp.full_like(leaf, bound), block)
+            box = None if term is None else term.box(block)
+            return (wide(-jnp.inf), wide(jnp.inf)) if box is None else box
+
+        p = self.problem
+        terms = (None, p.y1, p.y2, p.x2, p.y1, p.y2)
+        low, high = zip(*(bounds(term, part) for term, part in zip(terms, parts)))
+        return self._flat(low), self._flat(high)
 
     def projected(self, w: Array) -> Array:
         """The nearest point of the domains."""
@@ -143,6 +187,24 @@ def _slopes(problem: BilevelProblem, start: Point) -> tuple[Array, Array, Array]
         other = other.astype(lower.dtype)  # of an absent y2 it is a plain zero
         lower = jnp.where(lower < 1e-6 * other, other, lower)
         return trees.norm((in_x, in_y)), trees.norm(in_y), lower
+
+    return lax.map(at, jax.random.split(jax.random.key(0), 9))
+
+
+def first_barrier(problem: BilevelProblem, start: Point) -> float:
+    """A first τ: a share of an entry of y1 times its slope, in the middle of a few samples."""
+    return FIRST_TAU * _middle(_products(problem, start))
+
+
+@quick
+def _products(problem: BilevelProblem, start: Point) -> Array:
+    term = PerLeaf((problem.x1, problem.y1))
+
+    def at(key: Array) -> Array:
+        x1, y1 = sample_domain(term, (start.x1, start.y1), key)
+        slope = problem.lower_gradient(x1, y1, start.y2)[1]
+        products = jax.tree.map(lambda g, y, first: jnp.abs(g * (y - first)), slope, y1, start.y1)
+        return trees.total(products) / sum(leaf.size for leaf in jax.tree.leaves(y1))
 
     return lax.map(at, jax.random.split(jax.random.key(0), 9))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from bilevax.solvers.penalised import Penalised
@@ -40,21 +39,20 @@ class Natural(eqx.Module):
         some = jnp.linspace(1, 2, w.size, dtype=w.dtype)
         return self._pushed(w, slope, some[:, None])[:, 0] == 0
 
-    def direction(
-        self,
-        w: Array,
-        slope: Array,
-        hessian: Array,
-        weights: Array,
-        free: Array,
-        move: ArrayLike = 0.0,
-    ) -> Array:
-        """d with (I − D(I − s(∂F + W)))d = −s·R; an entry that is not free goes by `move`.
+    def system(self, w: Array, slope: Array, hessian: Array, weights: Array) -> tuple[Array, Array]:
+        """(I − D(I − s(∂F + W)))/s and R of Newton's equation A·d = −R.
 
         W regularises: with it, d is the step to a proximal point around w, linearised.
         """
         s, eye = self._spread, jnp.eye(w.size, dtype=w.dtype)
         bent = hessian + jnp.diag(weights)
-        moved = jnp.where(free[:, None], self._pushed(w, slope, eye - s[:, None] * bent), 0)
-        rest = jnp.where(free, -self(w, slope), move / s)
-        return jnp.linalg.solve((eye - moved) / s[:, None], rest)
+        moved = self._pushed(w, slope, eye - s[:, None] * bent)
+        return (eye - moved) / s[:, None], self(w, slope)
+
+    def direction(
+        self, w: Array, slope: Array, hessian: Array, weights: Array, free: Array
+    ) -> Array:
+        """d with A·d = −R in the free entries, and zero in the others."""
+        matrix, rest = self.system(w, slope, hessian, weights)
+        matrix = jnp.where(free[:, None], matrix, jnp.diag(1 / self._spread))
+        return jnp.linalg.solve(matrix, jnp.where(free, -rest, 0))

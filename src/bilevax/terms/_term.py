@@ -138,6 +138,21 @@ class Term(eqx.Module):
         slope = self.residual(z, jax.tree.map(jnp.negative, g))
         return jax.tree.map(lambda v: jnp.where(known, jnp.zeros_like(v), v), slope)
 
+    # For interior methods: φ with a barrier b of the flat faces of its domain. A term without one
+    # stays as it is.
+
+    def barrier(self, x: Tree) -> Scalar:
+        """b(x), finite inside of the domain."""
+        return jnp.zeros(())
+
+    def barrier_prox(self, v: Tree, step: Number, weight: Number) -> Tree:
+        """argmin over u of ½‖u − v‖² + step·φ(u) + weight·b(u)."""
+        return self.prox(v, step)
+
+    def box(self, like: Tree) -> tuple[Tree, Tree] | None:
+        """The bounds of all entries where φ is zero on a box, and infinite elsewhere."""
+        return None
+
     def violation(self, x: Tree) -> Scalar:
         """The distance from x to the domain of φ."""
         return norm(jax.tree.map(jnp.subtract, x, self.project(x)))
@@ -166,14 +181,14 @@ class Separable(Term):
     """A term that is a sum over parts of its block, each with a term of its own."""
 
     @abc.abstractmethod
-    def _each(self, method: str, *trees: Tree, step: Number | None = None) -> Tree:
+    def _each(self, method: str, *trees: Tree, numbers: tuple[Number, ...] = ()) -> Tree:
         """What a method of every part's term says of that part."""
 
     def value(self, x: Tree) -> Scalar:
         return tree_sum(self._each("value", x))
 
     def prox(self, v: Tree, step: Number) -> Tree:
-        return self._each("prox", v, step=step)
+        return self._each("prox", v, numbers=(step,))
 
     def project(self, v: Tree) -> Tree:
         return self._each("project", v)
@@ -198,6 +213,12 @@ class Separable(Term):
 
     def endless_slope(self, z: Tree, g: Tree) -> Tree:
         return self._each("endless_slope", z, g)
+
+    def barrier(self, x: Tree) -> Scalar:
+        return tree_sum(self._each("barrier", x))
+
+    def barrier_prox(self, v: Tree, step: Number, weight: Number) -> Tree:
+        return self._each("barrier_prox", v, numbers=(step, weight))
 
 
 class LeafTerm(Separable):
@@ -243,14 +264,20 @@ class LeafTerm(Separable):
         known = jnp.isfinite(self.leaf_conjugate(g) - jnp.sum(g * z))
         return jnp.where(known, jnp.zeros_like(g), self.leaf_residual(z, -g))
 
-    def _each(self, method: str, *trees: Tree, step: Number | None = None) -> Tree:
+    def leaf_barrier(self, x: Array) -> Scalar:
+        return jnp.zeros((), x.dtype)
+
+    def leaf_barrier_prox(self, v: Array, step: Array, weight: Array) -> Array:
+        return self.leaf_prox(v, step)
+
+    def _each(self, method: str, *trees: Tree, numbers: tuple[Number, ...] = ()) -> Tree:
         # A leaf of what only has a shape and a dtype, as for a diameter, may be no array.
         array = _ones if method in ("diameter", "supremum") else jnp.asarray
 
         def of_leaf(*leaves: Any) -> Any:
             arrays = [array(leaf) for leaf in leaves]
-            steps = [] if step is None else [scalar(step, arrays[0])]
-            return getattr(self, f"leaf_{method}")(*arrays, *steps)
+            scalars = [scalar(number, arrays[0]) for number in numbers]
+            return getattr(self, f"leaf_{method}")(*arrays, *scalars)
 
         return jax.tree.map(of_leaf, *trees)
 
@@ -289,10 +316,17 @@ class PerLeaf(Separable):
         parts = jax.tree.leaves(self.parts, is_leaf=is_term)
         return all(part.is_polyhedral for part in parts)
 
-    def _each(self, method: str, *trees: Tree, step: Number | None = None) -> Tree:
-        steps = () if step is None else (step,)
-        call = lambda term, *parts: getattr(term, method)(*parts, *steps)
+    def _each(self, method: str, *trees: Tree, numbers: tuple[Number, ...] = ()) -> Tree:
+        call = lambda term, *parts: getattr(term, method)(*parts, *numbers)
         return jax.tree.map(call, self.parts, *trees, is_leaf=is_term)
+
+    def box(self, like: Tree) -> tuple[Tree, Tree] | None:
+        terms, structure = jax.tree.flatten(self.parts, is_leaf=is_term)
+        boxes = [term.box(part) for term, part in zip(terms, structure.flatten_up_to(like))]
+        if any(box is None for box in boxes):
+            return None
+        low, high = (jax.tree.unflatten(structure, ends) for ends in zip(*boxes))
+        return low, high
 
     def check_block(self, x: Tree, name: str) -> None:
         try:
@@ -358,6 +392,16 @@ class Scaled(Term):
 
     def known_excess(self, z: Tree, g: Tree) -> Scalar:
         return self._times(self.term.known_excess(z, self._times(g, inverse=True)))
+
+    def barrier(self, x: Tree) -> Scalar:
+        return self.term.barrier(x)
+
+    def barrier_prox(self, v: Tree, step: Number, weight: Number) -> Tree:
+        step = as_step(step)
+        return self.term.barrier_prox(v, step * scalar(self.factor, step), weight)
+
+    def box(self, like: Tree) -> tuple[Tree, Tree] | None:
+        return self.term.box(like)
 
     def endless_slope(self, z: Tree, g: Tree) -> Tree:
         return self._times(self.term.endless_slope(z, self._times(g, inverse=True)))

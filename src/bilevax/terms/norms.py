@@ -172,7 +172,8 @@ class Ridge(Term):
         square = lambda a, c: scalar(self.weight, a) / 2 * jnp.sum((a - c) ** 2)
         return tree_sum(jax.tree.map(square, x, self._centers(x))) + self.base.value(x)
 
-    def prox(self, v: Tree, step: Number) -> Tree:
+    def _completed(self, v: Tree, step: Number) -> tuple[Tree, Array]:
+        """The point and the step for a prox of the base."""
         step = as_step(step)
         grown = 1 + step * scalar(self.weight, step)
 
@@ -180,7 +181,17 @@ class Ridge(Term):
             pull = scalar(step, a) * scalar(self.weight, a)
             return (a + pull * c) / (1 + pull)
 
-        return self.base.prox(jax.tree.map(complete, v, self._centers(v)), step / grown)
+        return jax.tree.map(complete, v, self._centers(v)), step / grown
+
+    def prox(self, v: Tree, step: Number) -> Tree:
+        return self.base.prox(*self._completed(v, step))
+
+    def barrier(self, x: Tree) -> Scalar:
+        return self.base.barrier(x)
+
+    def barrier_prox(self, v: Tree, step: Number, weight: Number) -> Tree:
+        grown = 1 + as_step(step) * scalar(self.weight, as_step(step))
+        return self.base.barrier_prox(*self._completed(v, step), weight / grown)
 
     def project(self, v: Tree) -> Tree:
         return self.base.project(v)

@@ -21,8 +21,10 @@ from bilevax.arguments import (
     positive,
     tracing,
 )
+from bilevax.terms._barriers import interval_barrier, interval_prox, simplex_prox
 from bilevax.terms._term import LeafTerm, Number, Scalar, cast, parameter, scalar
 from bilevax.terms._waterfill import FEW, along_axis, pairs, waterfill
+from bilevax.trees import Tree
 
 # A point lies in a set, or on its curved boundary, when it does up to this many roundings.
 ROUNDING = 64
@@ -232,6 +234,18 @@ class Box(InBox, ConvexSet):
     def bounds(self, x: Array) -> tuple[Array, Array]:
         return cast(self.lower, x), cast(self.upper, x)
 
+    def leaf_barrier(self, x: Array) -> Scalar:
+        return interval_barrier(x, *self.bounds(x))
+
+    def leaf_barrier_prox(self, v: Array, step: Array, weight: Array) -> Array:
+        return interval_prox(v, *self.bounds(v), weight)
+
+    def box(self, like: Tree) -> tuple[Tree, Tree] | None:
+        bounds = [self.bounds(leaf) for leaf in jax.tree.leaves(like)]
+        structure = jax.tree.structure(like)
+        low, high = (jax.tree.unflatten(structure, ends) for ends in zip(*bounds))
+        return low, high
+
     def entry_values(self, x: Array) -> Array:
         return jnp.zeros_like(x)
 
@@ -318,6 +332,14 @@ class CappedSimplex(Bounded):
         # search then ends at the nearest level, which is the right answer there too.
         total = scalar(self.total, v)
         row = lambda v, cap: waterfill(v, jnp.zeros_like(v), cap, total)
+        return along_axis(row, self.axis, v, self._caps(v))
+
+    def leaf_barrier(self, x: Array) -> Scalar:
+        return interval_barrier(x, jnp.zeros_like(x), self._caps(x))
+
+    def leaf_barrier_prox(self, v: Array, step: Array, weight: Array) -> Array:
+        total = scalar(self.total, v)
+        row = lambda v, cap: simplex_prox(v, cap, total, weight)
         return along_axis(row, self.axis, v, self._caps(v))
 
     def contains(self, x: Array) -> Array:
