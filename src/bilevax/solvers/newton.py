@@ -445,7 +445,7 @@ def _shifted(problem: BilevelProblem, s: NewtonState, share: Array) -> Array:
 
 def _onwards(problem: BilevelProblem, s: NewtonState) -> NewtonState:
     """One linear system."""
-    hessian = jax.jacfwd(_penalised(problem, s).operator)(s.iterate)
+    hessian = _penalised(problem, s).jacobian(s.iterate)
     rows = jnp.sum(jnp.abs(hessian), axis=1)
     owner = jnp.asarray(s.blocks.owner)
     curved = jnp.stack([jnp.max(jnp.where(owner == b, rows, 0)) for b in range(6)])

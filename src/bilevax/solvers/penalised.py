@@ -21,10 +21,10 @@ from bilevax.problems.constants import sample_domain
 from bilevax.problems.reformulations import at_both, penalty, penalty_blocks
 from bilevax.programs import quick
 from bilevax.solvers.base import Solver, State, Task
-from bilevax.solvers.curvature import X1, Y1, Y2, Z1, Z2, Blocks
+from bilevax.solvers.curvature import MINIMISED, X1, X2, Y1, Y2, Z1, Z2, Blocks
 from bilevax.terms import PerLeaf, Term
 from bilevax.terms._barriers import interval_prox
-from bilevax.trees import Tree
+from bilevax.trees import Layout, Tree
 
 # A call of so many operations is batched with another of the same kind.
 MANY = 40
@@ -85,6 +85,34 @@ class Penalised(eqx.Module):
         parts = self.blocks.layout.unravel(w)
         gx, gy = penalty(self.problem, self.rho).gradient(parts[:3], parts[3:])
         return self.blocks.layout.ravel((*gx, *trees.scale(-1, gy)))
+
+    def jacobian(self, w: Array) -> Array:
+        """∂F, from the Hessians of f and of f~ at both of its places.
+
+        Each goes through one function only, and no column through one that it is not a variable of.
+        """
+        p, (x1, y1, y2, x2, z1, z2) = self.problem, self.blocks.layout.unravel(w)
+        lower = lambda y1, y2: _hessian(p.lower_gradient, (x1, y1, y2))
+        above, below = self.rho * at_both(lower, (y1, z2), (z1, y2))
+        of_f = _hessian(p.upper_gradient, (x1, x2, y1, y2))
+        table = {(b, c): jnp.zeros((m, n), w.dtype) for b, m in self._sizes for c, n in self._sizes}
+        for owners, hessian, sign in (
+            ((X1, X2, Y1, Y2), of_f, 1),
+            ((X1, Y1, Z2), above, 1),
+            ((X1, Z1, Y2), below, -1),
+        ):
+            ends = np.cumsum([0, *(self.blocks.sizes[b] for b in owners)])
+            for i, b in enumerate(owners):
+                for j, c in enumerate(owners):
+                    if (b, c) in table:
+                        part = hessian[ends[i] : ends[i + 1], ends[j] : ends[j + 1]]
+                        table[b, c] += (sign if b in MINIMISED else -sign) * part
+        return jnp.block([[table[b, c] for c, _ in self._sizes] for b, _ in self._sizes])
+
+    @property
+    def _sizes(self) -> list[tuple[int, int]]:
+        """The blocks that are there, and their sizes."""
+        return [(b, size) for b, size in enumerate(self.blocks.sizes) if size]
 
     def value(self, w: Array) -> Array:
         """P with its terms and barriers."""
@@ -163,6 +191,13 @@ class Penalised(eqx.Module):
 
     def _flat(self, parts: tuple[Tree, ...]) -> Array:
         return self.blocks.layout.ravel(parts)
+
+
+def _hessian(gradient: Callable[..., tuple[Tree, ...]], parts: tuple[Tree, ...]) -> Array:
+    """Of a function with this gradient, all its variables in one flat vector."""
+    layout = Layout.of(parts)
+    flat = lambda v: layout.ravel(gradient(*layout.unravel(v)))
+    return jax.jacfwd(flat)(layout.ravel(parts))
 
 
 def first_penalty(problem: BilevelProblem, start: Point) -> tuple[float, float]:
