@@ -4,10 +4,11 @@
         --json benchmarks/results/people.json --plot benchmarks/results/people.png
 
 Each problem is solved from each of its starts, by the other version from the first one only, with
-default settings but for the tolerance, in a process of its own for each version. Then the lower level is solved again at the x found, without
-bilevax, which gives the `repaired` upper objective; only this is compared with the `reference`, the
-least that was found without bilevax. IPOPT on the lower level's conditions and L-BFGS on the value
-(`nested`) run where they apply and are repaired likewise. What fails stays in the table.
+default settings but for the tolerance, in a process of its own for each version. Then the lower
+level is solved again at the x found, without bilevax, which gives the `repaired` upper objective;
+only this is compared with the `reference`, the least that was found without bilevax. IPOPT on the
+lower level's conditions and L-BFGS on the value (`nested`) run where they apply and are repaired
+likewise. What fails stays in the table.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def solved(person: Any, start: Any, tolerance: float, seconds: float) -> dict[st
     return {
         "status": solution.status.code,
         "epsilon": finite(solution.certificate.epsilon),
+        "rho": finite(point.rho),
         "linear_solves": getattr(solution, "linear_solves", None),
         "gradients": solution.gradients,
         "seconds": solution.seconds,

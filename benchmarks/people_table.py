@@ -10,8 +10,8 @@ Rows = list[dict[str, Any]]
 #: A run has solved a problem if its repaired objective is off by at most this share.
 SOLVED = 1e-3
 HEADER = (
-    *("problem", "method", "status", "ε", "newton steps", "gradients", "seconds", "compiling"),
-    *("objective", "repaired", "reference", "off"),
+    *("problem", "method", "status", "ε", "ρ", "newton steps", "gradients", "seconds"),
+    *("compiling", "objective", "repaired", "reference", "off"),
 )
 
 
@@ -44,6 +44,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         row.get("method", "-"),
         row["status"],
         shown("epsilon", ".1e"),
+        shown("rho", ".1e"),
         shown(steps, ",d"),
         shown("gradients", ",d"),
         shown("seconds", ".2f"),
