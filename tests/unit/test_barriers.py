@@ -49,6 +49,22 @@ def test_it_is_stationary_and_its_derivative_is_right(name, weight):
     assert np.abs(found - jax.jacfwd(prox)(v)).max() < 1e-5
 
 
+def test_where_caps_hardly_leave_room():
+    v = jnp.asarray(np.linspace(-1.0, 3.0, 10))
+    term = terms.CappedSimplex(0.1001)
+    u = term.barrier_prox(v, 1.0, 1.0)
+    assert (np.asarray(u) < 0.1001).all()
+    assert float(jnp.sum(u)) == pytest.approx(1.0, rel=1e-12)
+    assert np.isfinite(term.barrier(u))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_distance_that_rounding_takes_away_does_not_make_it_infinite(dtype):
+    box = terms.Box(10.0, 20.0)
+    u = box.barrier_prox(jnp.full(2, 30.0, dtype), 1.0, 1e-18)
+    assert np.isfinite(box.barrier(u))
+
+
 def test_without_weight_it_is_the_projection():
     v = jnp.asarray(V)
     for name in ("from below", "from above", "both"):

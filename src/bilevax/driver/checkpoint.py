@@ -28,8 +28,8 @@ class RunState:
     """Where a run stands: the solver and its state, the best point so far, what the checks saw.
 
     `earlier` and `earlier_solves` count the gradients and linear systems before the solver last
-    began anew; `fell_back_at` is the count at
-    which a second method took over, or None. `confirmations` counts how often a certificate from
+    began anew; `fallbacks` says how often another method took over, and `fell_back_at` is the count
+    at which one did last, or None. `confirmations` counts how often a certificate from
     samples was tried on other samples, and `confirmed` says whether the best point's was.
     `withdrawals` counts the certified points that were left since F fell nearby.
     """

@@ -56,7 +56,7 @@ class Run:
         compile_first(self.solver, task.problem, self.state, judge)
         self.verdicts = Verdicts(judge, self._compiled().point)
         self.compile_seconds = time.perf_counter() - begun
-        self.kind = (type(self.solver.part), is_quick(self.solver, *self._place))
+        self.kind = self._kind
         self.clock = Clock()
         self.limits.begin(self.clock, self.state.gradients)
         self.fingerprint = fingerprint(task.problem, self.solver, task.start)
@@ -193,30 +193,37 @@ class Run:
         try:
             task = dataclasses.replace(self.task, start=self.verdicts.best)
             following = self.asked.relieved(self.solver, task, self.state)
+            anew = following is not None and following.part.begins_anew
+            if anew:  # with constants from there, too
+                task = self.task
+                following = self.asked.relieved(self.solver, task, self.state)
         except ValueError as error:
             self.refused = sentences.cannot_follow(error)
             return False
         if following is None:
             return False
-        anew = following.part.begins_anew
-        self.take_over(following, self.task.start if anew else self.verdicts.best)
+        self.take_over(following, task.start)
         self._leave_out(time.perf_counter() - begun)
         self.schedule.postpone(self.gradients)
         return True
 
     def _leave_out_compilation(self) -> None:
         """Compile, off the clock, where the next steps need another program than the last ones."""
-        kind = (jax.tree.structure(self.solver), is_quick(self.solver, *self._place))
-        if kind != self.kind:
+        if self._kind != self.kind:
             begun = time.perf_counter()
             self._compiled()
             self._leave_out(time.perf_counter() - begun)
-            self.kind = kind
+            self.kind = self._kind
 
     def _leave_out(self, seconds: float) -> None:
         """No limit counts the seconds of compilation."""
         self.compile_seconds += seconds
         self.clock.leave_out(seconds)
+
+    @property
+    def _kind(self) -> tuple[Any, bool]:
+        """What decides on the program."""
+        return jax.tree.structure(self.solver), is_quick(self.solver, *self._place)
 
     @property
     def _place(self) -> tuple[Any, Any, int]:

@@ -17,6 +17,8 @@ from bilevax.trees import Tree
 class Sequence(Solver[Any]):
     """Some solvers one after another: each until it gives up, the next one from the best point.
 
+    One that `begins_anew` begins at the start.
+
     `Sequence(Adaptive(), PenaltyMethod())` lets the paper's method, with its safe constants, go on
     where the other one stalls: it may take 10⁷ gradients and more (`bilevax.theory`).
     """

@@ -30,9 +30,10 @@ class Engines(Sequence):
     """The paper's penalty problem by two engines, `Newton` and `Adaptive`: what `solve` takes.
 
     Newton's steps begin where the lower level or its domain is curved, and the problem is not too
-    large for their linear systems; then come those with barriers, and then first-order steps, each
-    from the best point so far where the ones before end nowhere. Where the lower level is piecewise
-    linear, first-order steps begin, and come once more at the end. `rho` is a first guess for all.
+    large for their linear systems. Where they end nowhere, those with barriers begin at the start,
+    and where these do too, first-order steps go on from the best point. Where the lower level is
+    piecewise linear, first-order steps begin, and come once more at the end. `rho` is a first guess
+    for all.
     """
 
     is_tight: ClassVar[bool] = True

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.solvers.semismooth import irregular
 from bilevax.terms import Term
 from bilevax.trees import Layout
 
@@ -69,9 +70,8 @@ class Model(eqx.Module):
         return d, -self.value(d, zero), weight
 
     def _convex(self, weight: Array) -> Array:
-        at, some = self.x - self.step * self.slope, jnp.linspace(1, 2, self.x.size)
-        prox = lambda v: self._prox(v, self.step)
-        free = jax.jvp(prox, (at,), (some.astype(at.dtype),))[1] != 0
+        at, prox = self.x - self.step * self.slope, lambda v: self._prox(v, self.step)
+        free = jax.jvp(prox, (at,), (irregular(at),))[1] != 0
         both, eye = free[:, None] & free[None, :], jnp.eye(at.size, dtype=at.dtype)
         size = jnp.max(jnp.sum(jnp.abs(self.bent), axis=1))
 

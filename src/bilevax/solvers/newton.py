@@ -16,7 +16,7 @@ from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.lagrangian import without_bounds
 from bilevax.problems.reformulations import penalty_blocks, penalty_point
 from bilevax.problems.validation import require
-from bilevax.solvers.base import check_positive
+from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.curvature import X1, Blocks
 from bilevax.solvers.model import Model
 from bilevax.solvers.penalised import Engine, Penalised, entries_of, first_barrier, first_penalty
@@ -128,8 +128,8 @@ class Newton(Engine[NewtonState]):
     `interior`, all blocks but x1 have τ times a logarithmic barrier of their bounds on top, which
     makes φ smooth; τ falls while ρ grows, from a first guess `tau`, as interior-point methods do.
 
-    Linear systems are dense. `linear_solves` counts them; their Hessians are not among the
-    `gradients`. `rho` is a first guess.
+    Linear systems are dense. `linear_solves` counts those over all blocks; their Hessians are not
+    among the `gradients`, nor small systems in x1 alone among them. `rho` is a first guess.
     """
 
     is_tight: ClassVar[bool] = True
@@ -144,6 +144,8 @@ class Newton(Engine[NewtonState]):
 
     def __check_init__(self):
         check_positive(self, "rho", "force", "tau")
+        if self.tau is not None and not self.interior:
+            raise ValueError("Newton: tau is the weight of barriers, which need interior=True")
         self.check_aims()
 
     @property
@@ -152,7 +154,7 @@ class Newton(Engine[NewtonState]):
 
     @property
     def begins_anew(self) -> bool:
-        """With barriers it does: a path from the middle of domains leads to better places."""
+        """With barriers it does: a path that comes from afar leads to better places."""
         return self.interior
 
     @property
@@ -180,6 +182,11 @@ class Newton(Engine[NewtonState]):
             tau=None if tau is None else given(self.tau, tau),
             interior=self.interior,
         )
+
+    def prepared_anew(self, prepared: Any, task: Task, state: NewtonState) -> Solver:
+        """With barriers that are next to none, which would lead away from the start."""
+        tau = task.tolerance if self.interior else None
+        return dataclasses.replace(self, rho=task.start.rho, tau=tau).prepared_for(task)
 
     def advice(self) -> str:
         return "try another start, or solver=bilevax.Adaptive()"
@@ -334,6 +341,7 @@ def _judged(problem: BilevelProblem, s: NewtonState, seen: _Seen) -> NewtonState
     fall = s.center_value - seen.value
     well = (fall + seen.noise) / (s.foreseen + seen.noise)
     fell = jnp.where(s.foreseen <= seen.noise, fall >= -seen.noise, well >= TAKEN)
+    fell &= jnp.isfinite(seen.value)
     kicked = s.tried & (seen.of_x1 > KICKED * seen.force)
     verdict = jnp.where(kicked, 2, jnp.where(fell | ~s.moved, 0, 1))
     return lax.switch(
@@ -358,8 +366,8 @@ def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) ->
     times = jnp.where(arrived, jnp.minimum(s.times**REGAIN, MOST_TIMES), s.times)
     lacks = jnp.sqrt(jnp.maximum(seen.gap, 0) / (READY_GAP * seen.gap_aim))
     wished = jnp.where(low, 1, jnp.maximum(BEYOND * lacks, AT_LEAST))
-    if s.tau is None:
-        times = jnp.where(growing, jnp.minimum(wished, times), times)
+    only_rho = growing if s.tau is None else growing & (s.tau == 0)
+    times = jnp.where(only_rho, jnp.minimum(wished, times), times)
     grown = jnp.where(growing, jnp.minimum(wished, times), 1)
     grown = jnp.where(early, jnp.minimum(apart, FIRST_TIMES), grown)
     factor = jnp.where(well > WELL, EASE, jnp.where(well < BADLY, TIGHTEN, 1))
@@ -376,7 +384,7 @@ def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) ->
         center_value=seen.value,
         moved=jnp.zeros((), bool),
         rho=s.rho * grown,
-        tau=_smaller(s.tau, jnp.where(growing & ~early, times, 1), s.target),
+        tau=_smaller(s.tau, jnp.where(growing & ~early, times, 1), s.target + s.relative),
         center_rho=s.rho,
         center_tau=s.tau,
         wished=wished,
@@ -387,6 +395,7 @@ def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) ->
         phase=phase.astype(s.phase.dtype),
         inner=jnp.zeros_like(s.inner),
         outer=s.outer + 1,
+        idle=s.idle & ~(growing | early),
         tried=jnp.zeros((), bool),
         ready=ready,
     )
@@ -540,7 +549,8 @@ def _followed(problem: BilevelProblem, s: NewtonState) -> NewtonState:
             tau=s.center_tau,
             times=jnp.full_like(s.times, FIRST_FALL),
             loose=s.loose * TIGHTER,
-            phase=jnp.full_like(s.phase, MOVE),
+            idle=jnp.zeros((), bool),
+            phase=jnp.full_like(s.phase, SETTLE),
             inner=jnp.zeros_like(s.inner),
         )
 
@@ -567,9 +577,10 @@ def _again(problem: BilevelProblem, s: NewtonState, times: Array) -> NewtonState
     return dataclasses.replace(
         s,
         iterate=_shifted(problem, at, 1 / grown),
+        slope=s.center_slope,
         known=jnp.zeros((), bool),
         rho=s.center_rho * grown,
-        tau=_smaller(s.center_tau, times, s.target),
+        tau=_smaller(s.center_tau, times, s.target + s.relative),
         times=times,
         phase=jnp.full_like(s.phase, FOLLOW),
         inner=jnp.zeros_like(s.inner),

@@ -123,7 +123,7 @@ class Penalised(eqx.Module):
         barrier = lambda term, block: 0.0 if term is None else term.barrier(block)
         _, y1, y2, x2, z1, z2 = self.per_block(barrier, parts)
         barriers = self.rho * (y1 + y2 - z1 - z2) - x2
-        return value + jnp.where(self.tau > 0, self.tau * barriers, 0)
+        return value + jnp.where(self.tau > 0, self.tau * barriers, 0).astype(value.dtype)
 
     def prox(self, v: Array, steps: Array) -> Array:
         """The prox of all terms and barriers, with one step for each block."""

@@ -13,8 +13,17 @@ ROOT_STEPS, LEVEL_STEPS = 4, 60
 
 
 def interval_barrier(x: Array, low: Array, high: Array) -> Array:
-    """−Σ log(x − low) − Σ log(high − x) over bounds that are finite and apart."""
-    distance = lambda d, bound: jnp.where(jnp.isfinite(bound) & (high > low), d, jnp.ones_like(d))
+    """−Σ log(x − low) − Σ log(high − x) over bounds that are finite and apart.
+
+    A distance counts as at least the rounding of its bound: an entry that rounding has put on a
+    bound does not make it infinite.
+    """
+
+    def distance(d: Array, bound: Array) -> Array:
+        there = jnp.isfinite(bound) & (high > low)
+        least = jnp.finfo(d.dtype).eps * jnp.maximum(1, jnp.abs(jnp.where(there, bound, 0)))
+        return jnp.where(there, jnp.maximum(d, least), jnp.ones_like(d))
+
     return -jnp.sum(jnp.log(distance(x - low, low)) + jnp.log(distance(high - x, high)))
 
 
@@ -62,10 +71,12 @@ def simplex_prox(v: Array, caps: Array, total: Array, weight: Array) -> Array:
     at, zero = lax.stop_gradient(v), jnp.zeros_like(v)
     change = v - at  # zero, with the derivative of v
     entries = lambda level: interval_prox(at - level, zero, caps, weight)
-    # An entry total/n needs a level of at most v − total/n + n·weight/total, and so on below.
+    # At the highest level every entry is below total/n, at the lowest above it and near its cap.
     n, most = v.size, jnp.where(jnp.isfinite(caps), caps, total)
     reach = total + n * n * weight / total
-    lowest, highest = jnp.min(at - most) - reach, jnp.max(at) + reach
+    slack = jnp.where(jnp.isfinite(jnp.sum(caps)), jnp.sum(caps) - total, total)
+    near = n * n * weight / jnp.maximum(slack, jnp.finfo(v.dtype).eps * total)
+    lowest, highest = jnp.min(at - most) - reach - near, jnp.max(at) + reach
 
     def halved(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         middle = (ends[0] + ends[1]) / 2
@@ -78,4 +89,5 @@ def simplex_prox(v: Array, caps: Array, total: Array, weight: Array) -> Array:
     rates = -fall
     sum_of_rates = jnp.where(jnp.sum(rates) > 0, jnp.sum(rates), 1)
     u = u + rates * (total - jnp.sum(u)) / sum_of_rates  # what halving has left
+    u = jnp.clip(u, 0, caps)
     return u + rates * (change - jnp.sum(rates * change) / sum_of_rates)

@@ -325,7 +325,7 @@ class PerLeaf(Separable):
         boxes = [term.box(part) for term, part in zip(terms, structure.flatten_up_to(like))]
         if any(box is None for box in boxes):
             return None
-        low, high = (jax.tree.unflatten(structure, ends) for ends in zip(*boxes))
+        low, high = (jax.tree.unflatten(structure, [box[k] for box in boxes]) for k in (0, 1))
         return low, high
 
     def check_block(self, x: Tree, name: str) -> None:

@@ -241,9 +241,7 @@ class Box(InBox, ConvexSet):
         return interval_prox(v, *self.bounds(v), weight)
 
     def box(self, like: Tree) -> tuple[Tree, Tree] | None:
-        bounds = [self.bounds(leaf) for leaf in jax.tree.leaves(like)]
-        structure = jax.tree.structure(like)
-        low, high = (jax.tree.unflatten(structure, ends) for ends in zip(*bounds))
+        low, high = (jax.tree.map(lambda a, k=k: self.bounds(a)[k], like) for k in (0, 1))
         return low, high
 
     def entry_values(self, x: Array) -> Array:
