@@ -310,7 +310,8 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
     if s.tau is not None:
         plain = Natural(Penalised(problem, s.rho, s.blocks), s.steps)
         without = trees.norm(plain(s.iterate, s.slope))
-        inside = jnp.where(x1, s.iterate, s.iterate - s.blocks.spread(s.steps) * rest)
+        inside = penalised.projected(s.iterate - s.blocks.spread(s.steps) * rest)
+        inside = jnp.where(x1, s.iterate, inside)
     (gap, size), value = penalised.gap(s.iterate), penalised.value(inside)
     aim, gap_aim = s.target + s.relative * force, s.target + s.relative * size
     enough = jnp.maximum(READY * aim, ENOUGH * jnp.minimum(force, s.rho * gap))
