@@ -31,6 +31,7 @@ COUNT_AFTER = 64
 
 _compiled = 0
 _counted = 0
+_released = 0  # how often all programs were dropped
 
 
 def _note(event: str, *_: Any, **__: Any) -> None:
@@ -52,6 +53,7 @@ class Program:
         functools.update_wrapper(self, function)
         self._function, self._quick = function, quick
         self._jits: dict[tuple[str, ...], Any] = {}
+        self._known: set[int] = set()
 
     def _jitted(self, arguments: tuple) -> Any:
         on_cpu = jax.default_backend() == "cpu"
@@ -82,11 +84,27 @@ class Program:
 
     def ahead(self, *arguments: Any) -> Future:
         """Compile for these arguments in a thread; a call finds the program there."""
+        if self.is_known(*arguments):
+            finished = Future()
+            finished.set_result(None)
+            return finished
+        self._known.add(_kind(arguments))
         lowered = self.lower(*arguments)
         executor = ThreadPoolExecutor(1)
         compiled = executor.submit(_compiled_or_not, lowered)
         executor.shutdown(wait=False)
         return compiled
+
+    def is_known(self, *arguments: Any) -> bool:
+        """Whether it was compiled ahead for arguments of this kind."""
+        return _kind(arguments) in self._known
+
+
+def _kind(arguments: tuple) -> int:
+    """A hash of all that decides on a program: it keeps no function of a user alive."""
+    leaves, structure = jax.tree.flatten(arguments)
+    kinds = [(v.shape, str(v.dtype)) if hasattr(v, "shape") else v for v in leaves]
+    return hash((_released, tuple(kinds), structure))
 
 
 def _compiled_or_not(lowered: Any) -> None:
@@ -126,7 +144,7 @@ def release_programs() -> None:
     They are compiled again where they are needed. Without this the process would crash after some
     hundred problems with functions of their own.
     """
-    global _counted
+    global _counted, _released
     if _compiled - _counted < COUNT_AFTER or not MAPS.exists():
         return
     _counted = _compiled
@@ -136,3 +154,4 @@ def release_programs() -> None:
         most = USUAL_MOST_MAPS
     if MAPS.read_bytes().count(b"\n") > most // 2:
         jax.clear_caches()
+        _released += 1

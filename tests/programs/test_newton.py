@@ -1,5 +1,6 @@
 """Newton: its direction against NumPy, its answers against nested solves, and how it gives up."""
 
+import dataclasses
 import functools
 
 import equinox as eqx
@@ -152,6 +153,40 @@ def test_a_tuned_ridge_is_certified_by_default_in_tens_of_steps():
     assert abs(float(solution.point.x[0]) - x) < 1e-2
     assert abs(solution.certificate.objective - F) <= solution.objective_shift + 1e-5
     assert abs(solution.extrapolated_objective - F) < 1e-5 * F
+
+
+def test_a_small_penalty_does_not_lead_away_where_the_lower_level_is_hardly_curved():
+    """With fewer rows than features, least λ leave the lower level almost flat, and y1 free."""
+    rows, features = 6, 12
+
+    def data(seed):
+        rng = np.random.default_rng(seed)
+        A, B = rng.normal(size=(2, rows, features))
+        w = np.arange(features) < 3
+        a, b = A @ w + 0.7 * rng.normal(size=rows), B @ w + 0.7 * rng.normal(size=rows)
+        return {"A": A, "a": a, "B": B, "b": b}
+
+    problem = bx.ConstrainedBilevelProblem(
+        lambda x, w, d: squares(w, d["B"], d["b"]),
+        lambda x, w, d: squares(w, d["A"], d["a"]) + jnp.sum(jnp.exp(x)) * jnp.sum(w**2) / 2,
+        x=terms.Box(-8.0, 3.0),
+        y=terms.Box(-10.0, 10.0),
+        data=data(0),
+    )
+    for seed in (0, 1, 3):
+        d = data(seed)
+
+        def F(x, d=d):
+            G = d["A"].T @ d["A"] / rows + np.exp(x) * np.eye(features)
+            return (
+                np.mean((d["B"] @ np.linalg.solve(G, d["A"].T @ d["a"] / rows) - d["b"]) ** 2) / 2
+            )
+
+        start = bx.Point(x=np.zeros(1), y=np.zeros(features))
+        solution = bx.solve(dataclasses.replace(problem, data=d), start, solver=bx.Newton())
+        assert solution.status == "certified"
+        best = min(F(x) for x in np.linspace(-8.0, 3.0, 400))
+        assert F(float(solution.point.x[0])) < best + 1e-4
 
 
 @pytest.mark.parametrize("y", [terms.Free(), terms.Box(-np.inf, 50.0)])

@@ -96,3 +96,17 @@ def test_an_option_that_the_compiler_does_not_know_is_dropped(monkeypatch):
     program.ahead(np.asarray(2.0)).result()  # says nothing; the call does without it
     assert program(np.asarray(2.0)) == 6
     assert (known if jax.default_backend() == "cpu" else programs.QUICK) == programs.QUICK
+
+
+def test_a_program_that_was_compiled_ahead_is_not_lowered_again(monkeypatch):
+    program = programs.quick(lambda scale, x: scale * x)
+    assert not program.is_known(2, np.ones(3))
+    program.ahead(2, np.ones(3)).result()
+    monkeypatch.setattr(program, "lower", None)
+    program.ahead(2, np.zeros(3)).result()
+    assert program.is_known(2, np.zeros(3))
+    assert not program.is_known(3, np.zeros(3))
+    assert not program.is_known(2, np.zeros(4))
+    assert not program.is_known(2, np.zeros(3, np.float32))
+    monkeypatch.setattr(programs, "_released", programs._released + 1)
+    assert not program.is_known(2, np.zeros(3))

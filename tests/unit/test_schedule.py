@@ -61,6 +61,13 @@ def test_pieces_take_a_fifth_of_a_second(piece, done, seconds, following):
     assert next_piece(piece, done, seconds) == following
 
 
+def test_pieces_grow_where_a_step_takes_less_than_it_may():
+    # One step that took 1 of the 8 gradients that it might have: the piece had no room for another.
+    assert next_piece(8, 1, 1e-9, step=8) == 32
+    assert next_piece(32, 8, 1e-9, step=8) == 32  # room for more: it ended early
+    assert next_piece(32, 9, 1e-9, step=8) == 128
+
+
 def test_several_processes_do_not_go_by_their_clocks(monkeypatch):
     monkeypatch.setattr(schedule.jax, "process_count", lambda: 2)
     assert next_piece(8, 8, 5.0) == schedule.MOST_PIECE

@@ -323,7 +323,7 @@ class ConstrainedKKT(Definition):
         A place that violates a constraint by more than a trifle is none to compare with.
         """
         m = Multipliers() if point.multipliers is None else point.multipliers
-        y, lam, nu = lower_solution(problem, x, point.y, steps)
+        y, lam, nu = lower_solution(problem, x, point.y, steps, (m.lam_bar, m.nu_bar))
         own = Multipliers(lam_bar=lam, nu_bar=nu)
         dual, slope = jax.value_and_grad(lambda z: lower_lagrangian(problem, x, z, own))(y)
         dtype = dual.dtype

@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.lagrangians import lower_lagrangian, upper_lagrangian
+from bilevax.certificates.settling import settled
 from bilevax.certificates.witnesses import MAX_STEPS, best_response, counted_response
 from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point
 from bilevax.programs import quick
@@ -40,13 +41,18 @@ class _Round(NamedTuple):
 
 
 def lower_solution(
-    problem: ConstrainedBilevelProblem, x: Tree, start: Tree, steps: Array | int | None = None
+    problem: ConstrainedBilevelProblem,
+    x: Tree,
+    start: Tree,
+    steps: Array | int | None = None,
+    multipliers: tuple[Tree, Tree] | None = None,
 ) -> tuple[Tree, Tree, Tree]:
     """A solution z of the lower level at x and its multipliers (λ̄, ν̄).
 
     The augmented Lagrangian method of Rockafellar 1976: z minimises
     g(x, ·) + (‖[λ + μc]₊‖² + ‖ν + μe‖²)/(2μ), then λ ← [λ + μc]₊ and ν ← ν + μe. With `steps`, all
-    rounds together take no more than about twice so many.
+    rounds together take no more than about twice so many. From `multipliers` at a place nearby, a
+    few of Newton's steps come first.
     """
     dtype = trees.dtype_of((x, start))
     most = MAX_STEPS if steps is None else steps
@@ -77,8 +83,29 @@ def lower_solution(
     zeros = lambda name: jax.tree.map(jnp.zeros_like, problem.called(name, x, start))
     one, zero = jnp.ones((), dtype), jnp.asarray(0)
     first = _Round(start, zeros("constraints"), zeros("equalities"), one, zero, zero, one)
+    if multipliers is not None:
+        near = (start, *multipliers)
+        (z, lam, nu), found = _settled(problem, x, near, (first.z, first.lam, first.nu))
+        first = first._replace(z=z, lam=lam, nu=nu, residual=jnp.where(found, 0, one))
     last = lax.while_loop(going, advance, first)
     return last.z, last.lam, last.nu
+
+
+def _settled(
+    problem: ConstrainedBilevelProblem, x: Tree, near: tuple, otherwise: tuple
+) -> tuple[Tree, Array]:
+    """The saddle point (z, λ, ν) of the Lagrangian, if Newton's steps find it; or `otherwise`."""
+
+    def operator(u: Tree) -> Tree:
+        z, lam, nu = u
+        own = Multipliers(lam_bar=lam, nu_bar=nu)
+        slope = jax.grad(lambda z: lower_lagrangian(problem, x, z, own))(z)
+        values = [problem.called(name, x, z) for name in ("constraints", "equalities")]
+        return (slope, *trees.scale(-1, values))
+
+    terms = (problem.y, NonNegative(), Free())
+    present = [t if jax.tree.leaves(u) else None for t, u in zip(terms, near)]
+    return settled(operator, PerLeaf(tuple(present)), near, otherwise)
 
 
 class _Unknowns(NamedTuple):

@@ -18,7 +18,13 @@ from bilevax.certificates.certificate import Certificate, compared_within, line,
 from bilevax.certificates.definition import Definition, bounded, term_values
 from bilevax.certificates.gap import Ground, ground, grounded_excess, lower_ground, saddle_gap
 from bilevax.certificates.residuals import gap_bounds, pieces, stationarity_and_responses
-from bilevax.certificates.witnesses import best_response, best_rho, respond, saddle_point
+from bilevax.certificates.witnesses import (
+    best_response,
+    best_rho,
+    near_saddle_point,
+    respond,
+    saddle_point,
+)
 from bilevax.problems import BilevelProblem, Point, register
 from bilevax.problems.reformulations import lower_level, penalty, penalty_blocks
 from bilevax.trees import Tree
@@ -139,7 +145,7 @@ class KKT(Definition):
     ) -> Answer:
         """F there is f with the best x2, and ρ times the lower level's gap on top."""
         p, saddle = point, lower_level(problem, x)
-        y1, y2 = saddle_point(saddle, p.y1, p.y2, steps)
+        y1, y2 = saddle_point(saddle, *near_saddle_point(saddle, p.y1, p.y2), steps)
         on = (lower_ground(problem, "y1", x, y1), lower_ground(problem, "y2", x, y2))
         gap = saddle_gap(saddle, y1, y2, *saddle.gradient(y1, y2), on)
         f = lambda x2: problem.smooth_upper(x, x2, y1, y2)

@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.certificates.residuals import Pieces, pieces, stationarity_and_responses
+from bilevax.certificates.settling import settled
 from bilevax.problems import BilevelProblem, MinimaxProblem, Point
 from bilevax.programs import quick
 from bilevax.terms import PerLeaf, Term
@@ -131,6 +132,16 @@ def saddle_point(
 
     one = jnp.ones((), dtype)
     return lax.while_loop(going, advance, _Saddle((x, y), one, one, jnp.asarray(0))).u
+
+
+def near_saddle_point(problem: MinimaxProblem, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+    """The saddle point, if Newton's steps find it from (x, y); or (x, y)."""
+
+    def operator(u: Tree) -> Tree:
+        gx, gy = problem.gradient(*u)
+        return gx, trees.scale(-1, gy)
+
+    return settled(operator, PerLeaf((problem.x, problem.y)), (x, y), (x, y))[0]
 
 
 @quick

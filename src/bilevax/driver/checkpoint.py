@@ -20,7 +20,7 @@ from bilevax.files import write_bytes
 from bilevax.functions import plain
 from bilevax.problems import Point
 
-MAGIC = "bilevax run 8"
+MAGIC = "bilevax run 9"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,9 +103,10 @@ class Run:
         self.state = piece.state
         # This may fail: what was done stays.
         self.state = refilled(self.solver, self.task.problem, piece.state)
-        self.piece = schedule.next_piece(self.piece, self.gradients - before, seconds)
+        step = self.solver.gradients_per_step
+        self.piece = schedule.next_piece(self.piece, self.gradients - before, seconds, step)
         self._show()
-        reached = self.gradients + self.solver.gradients_per_step > self._mark
+        reached = self.gradients + step > self._mark
         if reached and self.schedule.next_check <= self.limits.most:
             self.schedule.check_passed()
         elif self.gradients == before and not done and not reached:

@@ -59,11 +59,14 @@ def quick_gradients(entries: int) -> int:
     return 0 if entries > LARGE else QUICK_GRADIENTS // (1 + entries // QUICK_ENTRIES)
 
 
-def next_piece(piece: int, done: int, seconds: float) -> int:
-    """How many gradients the next piece has, after one of `done` gradients in `seconds`."""
+def next_piece(piece: int, done: int, seconds: float, step: int = 1) -> int:
+    """How many gradients the next piece has, after one of `done` gradients in `seconds`.
+
+    A step of a method takes at most `step` gradients, and may take fewer.
+    """
     if jax.process_count() > 1:
         return MOST_PIECE  # no process may go by its own clock
-    if done < max(piece // 2, 1):
+    if done + step - 1 < max(piece // 2, 1):
         return piece  # it ended early, and says nothing about time
     factor = min(max(PIECE_SECONDS / max(seconds, 1e-6), 0.25), 4.0)
     return int(min(max(piece * factor, LEAST_PIECE), MOST_PIECE))

@@ -27,7 +27,7 @@ from bilevax.trees import Layout, Tree
 # Problems with more entries in all six blocks than this are left to first-order steps.
 MOST_ENTRIES = 3000
 # The method gives up after so many linear systems, without and with barriers.
-MOST_SOLVES, MOST_INSIDE = 200, 300
+MOST_SOLVES, MOST_INSIDE = 250, 250
 # What a step does: bring the other blocks to their places while x1 rests, follow the solution to
 # another ρ with all blocks at once, or move x1.
 SETTLE, FOLLOW, MOVE = range(3)
@@ -53,6 +53,9 @@ MOST_HOLD = 1e14
 # grows to where y1 should be within this share of z1, if it is not within twice that; by at most
 # this factor.
 FIRST_RHO, NEAR, FIRST_TIMES = 10.0, 0.1, 1e4
+# Where y1 is not within twice that share after a move, by which φ fell and F rose, ρ is too small
+# to be believed: the move is taken back, and ρ grows by this factor.
+STEEPER = 10.0
 # With barriers: the first factor for ρ and 1/τ, and the share of the target below which τ is zero;
 # the residual at which they may change, in shares of ‖∇f‖: the first one, the factor by which it
 # shrinks where the solution could not be followed, and the last one.
@@ -79,7 +82,8 @@ class NewtonState(eqx.Module):
     known: Array  # if it has been computed
     center: Array  # the last point at which all blocks but x1 were settled
     center_slope: Array
-    center_value: Array  # P there
+    center_value: Array  # P there,
+    center_repaired: Array  # and F
     foreseen: Array  # how far P was foreseen to fall by the move since
     moved: Array  # whether x1 has moved since
     rho: Array
@@ -120,6 +124,7 @@ class Newton(Engine[NewtonState]):
     - Move: x1 goes to where the quadratic model of φ with the weight μ is least in its domain, and
       the others settle again. The move is taken if φ fell by a share of what was foreseen; μ
       follows from how well it was.
+    - Where the move made φ fall by leaving the lower level's solution, so that F rose, ρ grows.
     - Follow: where x1 is stationary and the gap is not small yet, ρ grows. (z1, y2) solve the lower
       level whatever ρ is and (y1, z2) are off by 1/ρ, so they start nearer by as much; then all
       blocks take Newton steps at once, and a factor that was too large is tried again by its root.
@@ -207,6 +212,7 @@ class Newton(Engine[NewtonState]):
             center=w,
             center_slope=jnp.zeros_like(w),
             center_value=0 * one,
+            center_repaired=0 * one,
             foreseen=0 * one,
             moved=no,
             rho=one * self.rho,
@@ -294,6 +300,7 @@ class _Seen(eqx.Module):
     without: Array  # that of all blocks without barriers
     gap: Array
     value: Array
+    repaired: Array  # F(x1), where the lower level is settled
     noise: Array  # what of the value may be rounding
     force: Array  # ‖∇f‖, about
     aim: Array  # what residuals shall be,
@@ -328,6 +335,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
         without=without,
         gap=gap,
         value=value,
+        repaired=penalised.repaired(s.iterate),
         noise=1e3 * eps * (jnp.abs(value) + s.rho * size),
         force=force,
         aim=aim,
@@ -338,19 +346,23 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
 
 
 def _judged(problem: BilevelProblem, s: NewtonState, seen: _Seen) -> NewtonState:
-    """A phase is over: take where it led, or take the move back, or follow to a nearer ρ."""
+    """A phase is over: take where it led, or take the move back, or change ρ."""
     fall = s.center_value - seen.value
     well = (fall + seen.noise) / (s.foreseen + seen.noise)
     fell = jnp.where(s.foreseen <= seen.noise, fall >= -seen.noise, well >= TAKEN)
     fell &= jnp.isfinite(seen.value)
     kicked = s.tried & (seen.of_x1 > KICKED * seen.force)
     verdict = jnp.where(kicked, 2, jnp.where(fell | ~s.moved, 0, 1))
+    if s.tau is None:
+        rose = seen.repaired > s.center_repaired + seen.noise
+        verdict = jnp.where(s.moved & fell & rose & (_apart(s) > 2 * NEAR), 3, verdict)
     return lax.switch(
         verdict,
         [
             lambda: _taken(problem, s, seen, well),
             lambda: _taken_back(s),
             lambda: _nearer(problem, s),
+            lambda: _steeper(problem, s),
         ],
     )
 
@@ -383,6 +395,7 @@ def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) ->
         center=s.iterate,
         center_slope=s.slope,
         center_value=seen.value,
+        center_repaired=seen.repaired,
         moved=jnp.zeros((), bool),
         rho=s.rho * grown,
         tau=_smaller(s.tau, jnp.where(growing & ~early, times, 1), s.target + s.relative),
@@ -421,6 +434,14 @@ def _taken_back(s: NewtonState) -> NewtonState:
         phase=jnp.full_like(s.phase, MOVE),
         inner=jnp.zeros_like(s.inner),
     )
+
+
+def _steeper(problem: BilevelProblem, s: NewtonState) -> NewtonState:
+    """Back to the center, where the other blocks settle at a larger ρ."""
+    times = jnp.full_like(s.times, STEEPER)
+    steeper = _again(problem, dataclasses.replace(s, wished=times), times)
+    phase, no = jnp.full_like(s.phase, SETTLE), jnp.zeros((), bool)
+    return dataclasses.replace(steeper, moved=no, times=s.times, wished=s.wished, phase=phase)
 
 
 def _apart(s: NewtonState) -> Array:

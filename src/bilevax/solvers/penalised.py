@@ -170,6 +170,11 @@ class Penalised(eqx.Module):
         above, below = at_both(lambda a, b: p.lower_value(x1, a, b), (y1, z2), (z1, y2))
         return above - below, jnp.maximum(jnp.abs(above), jnp.abs(below))
 
+    def repaired(self, w: Array) -> Array:
+        """f at (z1, y2), which solve the lower level whatever ρ is."""
+        x1, _, y2, x2, z1, _ = self.blocks.layout.unravel(w)
+        return self.problem.upper_value(x1, x2, z1, y2)
+
     def per_block(self, function: Callable[..., Tree], *columns: Any) -> tuple[Tree, ...]:
         """function(term, …) for each of the six blocks, with one argument from each column.
 
