@@ -86,13 +86,19 @@ def test_the_direction_is_that_of_numpy():
     np.testing.assert_allclose(hessian, H, atol=1e-13)
     np.testing.assert_allclose(natural(flat, slope), rest, atol=1e-13)
     np.testing.assert_array_equal(natural.held(flat, slope), ~free)
-    every = jnp.ones(12, bool)
-    found = natural.direction(flat, slope, hessian, jnp.asarray(W), every)
-    np.testing.assert_allclose(found, np.linalg.solve(J, -rest), atol=1e-11)
-    still = jnp.asarray(blocks.owner != 0)
-    found = natural.direction(flat, slope, hessian, jnp.asarray(W), still)
-    part = np.linalg.solve(J[2:, 2:], -rest[2:])
-    np.testing.assert_allclose(found, np.concatenate([np.zeros(2), part]), atol=1e-11)
+    every, still = jnp.ones(12, bool), jnp.asarray(blocks.owner != 0)
+    part = np.concatenate([np.zeros(2), np.linalg.solve(J[2:, 2:], -rest[2:])])
+    # In all columns, and in those only that are not held, with one that is, and without one.
+    wanted = int(np.sum(free | (np.arange(12) < 2)))
+    for most in (12, wanted + 1, wanted):
+        columns = natural.columns(flat, slope, most)
+        assert columns.hessian.shape == (12, most)
+        assert not bool(columns.overfull)
+        found = natural.direction(flat, slope, columns, jnp.asarray(W), every)
+        np.testing.assert_allclose(found, np.linalg.solve(J, -rest), atol=1e-11)
+        found = natural.direction(flat, slope, columns, jnp.asarray(W), still)
+        np.testing.assert_allclose(found, part, atol=1e-11)
+    assert bool(natural.columns(flat, slope, wanted - 1).overfull)
 
 
 @functools.cache
@@ -260,6 +266,28 @@ def test_a_step_to_where_functions_are_undefined_is_shortened():
     assert abs(float(solution.point.x[0]) - F.x) < 1e-3
 
 
+def test_a_hessian_that_is_not_finite_at_the_start_does_no_harm():
+    """g = |y − x|^1.5 + (y − 2)², of which y = x = 0 has no second derivative."""
+    problem = bx.ConstrainedBilevelProblem(
+        upper=lambda x, y: jnp.sum((y - 1) ** 2) + jnp.sum(x**2),
+        lower=lambda x, y: jnp.sum(jnp.abs(y - x) ** 1.5 + (y - 2) ** 2),
+        x=terms.Box(-5.0, 5.0),
+        y=terms.Box(-10.0, 10.0),
+    )
+    solution = bx.solve(problem, bx.Point(x=np.zeros(1), y=np.zeros(1)), solver=bx.Newton())
+    assert solution.status == "certified"
+
+    def F(x):
+        answer = minimize_scalar(
+            lambda y: abs(y - x) ** 1.5 + (y - 2) ** 2, bracket=(x, 2.0), tol=1e-12
+        )
+        return (answer.x - 1) ** 2 + x**2
+
+    best = minimize_scalar(F, bounds=(-5, 5), method="bounded", options={"xatol": 1e-9})
+    assert solution.certificate.objective == pytest.approx(best.fun, abs=1e-3)
+    assert float(solution.point.x[0]) == pytest.approx(best.x, abs=1e-2)
+
+
 def test_where_the_lower_level_is_straight_first_order_steps_begin():
     instance = get("unique_saddle")
     assert bx.solve(instance.problem, instance.start).status == "certified"
@@ -294,7 +322,7 @@ def test_a_term_of_x_counts(at):
 
 
 def test_what_newton_cannot_take_is_refused_and_engines_do_without_it():
-    n = 1600
+    n = 15_000
     problem = bx.ConstrainedBilevelProblem(
         lambda x, y: jnp.sum((y - 1) ** 2) + jnp.sum(x**2),
         lambda x, y: jnp.sum((y - jnp.sum(x)) ** 2),
@@ -302,11 +330,43 @@ def test_what_newton_cannot_take_is_refused_and_engines_do_without_it():
         y=terms.Box(-5.0, 5.0),
     )
     start = bx.Point(x=np.zeros(1), y=np.zeros(n))
-    with pytest.raises(ValueError, match=r"linear systems .* 3201 are more than 3000"):
+    with pytest.raises(ValueError, match=r"linear systems .* 30001 are more than 30000"):
         bx.solve(problem, start, solver=bx.Newton())
+    # Fewer, but none of them held: Newton gives up at once.
+    start = bx.Point(x=np.zeros(1), y=np.zeros(1600))
     solution = bx.solve(problem, start, solver=Engines(), tolerance=1e-2)
     assert solution.status == "certified"
     assert isinstance(solution.solver, bx.Adaptive)
+    assert solution.linear_solves == 1
+
+
+def test_a_large_problem_is_solved_in_its_free_entries(monkeypatch):
+    """A positive lasso with many weights at zero, against scikit-learn."""
+    monkeypatch.setattr("bilevax.solvers.newton.MOST_ENTRIES", 100)
+    monkeypatch.setattr("bilevax.solvers.newton.MOST_FREE", 41)
+    rng = np.random.default_rng(2)
+    A, B = rng.normal(size=(2, 25, 60))
+    w = np.arange(60) < 4
+    d = {"A": A, "a": A @ w + rng.normal(size=25), "B": B, "b": B @ w + rng.normal(size=25)}
+    problem = bx.ConstrainedBilevelProblem(
+        lambda x, w, d: squares(w, d["B"], d["b"]),
+        lambda x, w, d: squares(w, d["A"], d["a"]) + jnp.sum(jnp.exp(x)) * jnp.sum(w),
+        x=terms.Box(-5.0, 1.0),
+        y=terms.Box(0.0, 10.0),
+        data=d,
+    )
+    solution = bx.solve(problem, bx.Point(x=np.zeros(1), y=np.zeros(60)), solver=bx.Newton())
+    assert solution.status == "certified"
+
+    def F(x):
+        model = Lasso(
+            alpha=np.exp(x), fit_intercept=False, positive=True, tol=1e-12, max_iter=10**6
+        )
+        return np.mean((d["B"] @ model.fit(A, d["a"]).coef_ - d["b"]) ** 2) / 2
+
+    x = float(solution.point.x[0])
+    near = min(F(x + step) for step in np.linspace(-0.05, 0.05, 21))
+    assert F(x) <= near + 1e-5 * near
 
 
 def test_it_gives_up_by_itself_and_says_so(monkeypatch):

@@ -305,6 +305,37 @@ class ConstrainedKKT(Definition):
             claims.append(Claim(*shape, equal, problem.y, point.z, "feasibility_z"))
         return claims
 
+    def shares(
+        self, problem: ConstrainedBilevelProblem, point: Point
+    ) -> dict[str, dict[str, Tree]]:
+        p, m = point, Multipliers() if point.multipliers is None else point.multipliers
+        rho = jnp.asarray(p.rho, trees.dtype_of((p.x, p.y)))
+        here = _evaluation(problem, m, rho, point)
+        parts = _parts(problem, point, m, rho, here)
+        lower, own = CONSTRAINTS[:2], CONSTRAINTS[2:]
+
+        def violated(names: tuple[str, ...], values: tuple[Tree, Tree]) -> dict[str, Tree]:
+            above = jax.tree.map(lambda c: jnp.maximum(c, 0), values[0])
+            return dict(zip(names, (above, values[1])))
+
+        def products(names: tuple[str, ...], by: tuple, values: tuple) -> dict[str, Tree]:
+            both = zip(names, by, values)
+            return {n: jax.tree.map(jnp.multiply, b, v) for n, b, v in both if b is not None}
+
+        return {
+            "stationarity": {
+                "x": problem.x.residual(p.x, parts.x),
+                "y": (rho * problem.y).residual(p.y, parts.y),
+            },
+            "response_z": {"z": problem.y.residual(p.z, parts.z)},
+            "feasibility_z": violated(lower, here.at_z),
+            "complementarity_z": products(lower, (m.lam_bar, m.nu_bar), here.at_z),
+            "feasibility": violated(lower, here.at_y),
+            "complementarity": products(lower, (m.lam, m.nu), here.at_y),
+            "upper_feasibility": violated(own, here.own),
+            "upper_complementarity": products(own, (m.upper_lam, m.upper_nu), here.own),
+        }
+
     moving: ClassVar[tuple[str, ...]] = ("x", "y")
 
     def upper_slope(self, problem: ConstrainedBilevelProblem, point: Point) -> Tree:

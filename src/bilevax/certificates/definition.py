@@ -55,6 +55,13 @@ class Definition(eqx.Module):
         """What the bounds in the certificate assume of the functions."""
         return []
 
+    def shares(self, problem: Any, point: Point) -> dict[str, dict[str, Tree]]:
+        """For each line the vectors that it is the size of, by the names of blocks or constraints.
+
+        Lines that are not the size of a vector are left out. It is compiled.
+        """
+        return {}
+
     #: For `look_around`: the block of the upper level, which is moved, and those of the lower one,
     #: which answers. None where there is no lower level.
     moving: ClassVar[tuple[str, ...]] = ()

@@ -134,6 +134,18 @@ class KKT(Definition):
             claims.append(Claim("upper", "x2", "concave", upper, *at))
         return claims
 
+    def shares(self, problem: BilevelProblem, point: Point) -> dict[str, dict[str, Tree]]:
+        whole, (x, y) = penalty(problem, point.rho), penalty_blocks(point)
+        of_x, of_y = whole.gradient(x, y)
+        distances = whole.x.residual(x, of_x), whole.y.residual(y, trees.scale(-1, of_y))
+        (x1, y1, y2), (x2, z1, z2) = distances
+        return {
+            "stationarity": {"x1": x1, "y1": y1, "y2": y2},
+            "response_x2": {"x2": x2},
+            "response_z1": {"z1": z1},
+            "response_z2": {"z2": z2},
+        }
+
     moving: ClassVar[tuple[str, ...]] = ("x1", "y1", "y2")
 
     def upper_slope(self, problem: BilevelProblem, point: Point) -> Tree:

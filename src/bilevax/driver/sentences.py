@@ -6,8 +6,10 @@ import dataclasses
 from typing import Any
 
 from bilevax.certificates import Certificate, SampledCertificate
+from bilevax.certificates.culprits import culprit
 from bilevax.driver.schedule import STALL_SPAN
 from bilevax.driver.solution import Status
+from bilevax.problems import Form, Point
 from bilevax.solvers.base import Solver
 
 
@@ -25,6 +27,9 @@ class Summary:
     fell_back_at: int | None = None
     # Why the method that was to follow could not.
     refused: str = ""
+    # The problem as it is judged, and the best point.
+    problem: Form | None = None
+    point: Point | None = None
 
     @classmethod
     def of(cls, run: Any) -> Summary:
@@ -38,6 +43,8 @@ class Summary:
             first_method=run.first_method,
             fell_back_at=run.fell_back_at,
             refused=run.refused,
+            problem=run.verdicts.judge.problem,
+            point=run.verdicts.best,
         )
 
     @property
@@ -72,11 +79,15 @@ class Summary:
 
     @property
     def hint(self) -> str:
-        """The line of the certificate that is largest, and what to try."""
+        """The line of the certificate that is largest, where it comes from, and what to try."""
         lines = self.certificate.lines()
         worst = max(lines, key=lambda name: lines[name])
         line, remedy = self.certificate.advice(worst)
-        return f"The largest line is {line}; {self.method.advice()}, or {remedy}."
+        where = ""
+        if self.problem is not None and self.point is not None:
+            where = culprit(self.problem, self.point, worst)
+        where = where and f", most of all in {where}"
+        return f"The largest line is {line}{where}; {self.method.advice()}, or {remedy}."
 
 
 def certified(run: Summary) -> Status:

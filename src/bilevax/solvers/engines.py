@@ -16,7 +16,7 @@ from bilevax.programs import quick
 from bilevax.solvers.adaptive import Adaptive
 from bilevax.solvers.base import Solver, Task
 from bilevax.solvers.composite import Sequence
-from bilevax.solvers.newton import MOST_ENTRIES, Newton
+from bilevax.solvers.newton import MOST_ENTRIES, TOO_MANY, Newton
 from bilevax.solvers.penalised import entries_of
 
 # Curvature below this share of slopes, over a unit of length, counts as none.
@@ -51,12 +51,14 @@ class Engines(Sequence):
 
     def _ordered(self, task: Task) -> list[Solver]:
         (newton, inside, adaptive), entries = self.solvers, entries_of(task.start)
-        if entries > MOST_ENTRIES:
+        if entries > TOO_MANY:
             return [adaptive]
         problem = task.problem
         terms = [term for term in (problem.y1, problem.y2) if term is not None]
         flat = all(term.is_polyhedral for term in terms)
         curved = not flat or bool(_bends(problem, task.start))
+        if entries > MOST_ENTRIES:
+            return [newton, adaptive] if curved else [adaptive]
         if curved:
             return [newton, inside, adaptive]
         patience = max(PATIENCE, PATIENCE_AN_ENTRY * entries)

@@ -21,11 +21,12 @@ from bilevax.solvers.curvature import X1, Blocks
 from bilevax.solvers.model import Model
 from bilevax.solvers.penalised import Engine, Penalised, entries_of, first_barrier, first_penalty
 from bilevax.solvers.reach import extent
-from bilevax.solvers.semismooth import Natural
+from bilevax.solvers.semismooth import Columns, Natural
 from bilevax.trees import Layout, Tree
 
-# Problems with more entries in all six blocks than this are left to first-order steps.
-MOST_ENTRIES = 3000
+# A problem with more entries in all six blocks than this is left to first-order steps, unless no
+# more than `MOST_FREE` of them are free of their bounds; from so many on in any case.
+MOST_ENTRIES, MOST_FREE, TOO_MANY = 3000, 1000, 30_000
 # The method gives up after so many linear systems, without and with barriers.
 MOST_SOLVES, MOST_INSIDE = 250, 250
 # What a step does: bring the other blocks to their places while x1 rests, follow the solution to
@@ -133,8 +134,10 @@ class Newton(Engine[NewtonState]):
     `interior`, all blocks but x1 have τ times a logarithmic barrier of their bounds on top, which
     makes φ smooth; τ falls while ρ grows, from a first guess `tau`, as interior-point methods do.
 
-    Linear systems are dense. `linear_solves` counts those over all blocks; their Hessians are not
-    among the `gradients`, nor small systems in x1 alone among them. `rho` is a first guess.
+    Linear systems are dense; of a large problem they are in the entries that no term holds, and
+    where these are too many, the method gives up. `linear_solves` counts those over all blocks;
+    their Hessians are not among the `gradients`, nor small systems in x1 alone among them. `rho` is
+    a first guess.
     """
 
     is_tight: ClassVar[bool] = True
@@ -169,10 +172,11 @@ class Newton(Engine[NewtonState]):
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> Newton:
         require(problem, BilevelProblem, "Newton")
         entries = entries_of(start)
-        if entries > MOST_ENTRIES:
+        most = MOST_ENTRIES if self.interior else TOO_MANY
+        if entries > most:
             raise ValueError(
-                f"Newton solves linear systems with one unknown for each entry of all blocks, and "
-                f"{entries} are more than {MOST_ENTRIES}; use bilevax.Adaptive()"
+                f"{self.title} solves linear systems with one unknown for each entry of all "
+                f"blocks, and {entries} are more than {most}; use bilevax.Adaptive()"
             )
         dtype = trees.dtype_of(start.replace(rho=None))
         rho, force = first_penalty(problem, start)
@@ -476,29 +480,34 @@ def _shifted(problem: BilevelProblem, s: NewtonState, share: Array) -> Array:
 
 def _onwards(problem: BilevelProblem, s: NewtonState) -> NewtonState:
     """One linear system."""
-    hessian = _penalised(problem, s).jacobian(s.iterate)
-    rows = jnp.sum(jnp.abs(hessian), axis=1)
+    most = MOST_ENTRIES if s.iterate.size <= MOST_ENTRIES else MOST_FREE
+    columns = _natural(problem, s).columns(s.iterate, s.slope, most)
+    rows = jnp.sum(jnp.abs(columns.hessian), axis=1)
     owner = jnp.asarray(s.blocks.owner)
     curved = jnp.stack([jnp.max(jnp.where(owner == b, rows, 0)) for b in range(6)])
     # A step of the natural map leads no farther than the domain does.
     curved = jnp.maximum(curved, s.blocks.lengths(s.slope) / s.extent)
     curved = jnp.where(curved > 0, curved, 1)
-    s = dataclasses.replace(s, steps=jnp.where(s.inner == 0, 1 / curved, s.steps))
+    s = dataclasses.replace(
+        s,
+        steps=jnp.where(s.inner == 0, 1 / curved, s.steps),
+        lost=s.lost | columns.overfull,
+    )
     weights = s.firm * jnp.where(rows > 0, rows, s.blocks.spread(curved))
     weights = jnp.where(_is_x1(s), s.hold, weights)
     s = lax.switch(
         s.phase,
         [
-            lambda: _settled(problem, _newton(problem, s, hessian, weights, ~_is_x1(s))),
-            lambda: _followed(problem, _newton(problem, s, hessian, weights, owner >= 0)),
-            lambda: _moved(problem, s, hessian, weights),
+            lambda: _settled(problem, _newton(problem, s, columns, weights, ~_is_x1(s))),
+            lambda: _followed(problem, _newton(problem, s, columns, weights, owner >= 0)),
+            lambda: _moved(problem, s, columns, weights),
         ],
     )
     return dataclasses.replace(s, linear_solves=s.linear_solves + 1)
 
 
 def _newton(
-    problem: BilevelProblem, s: NewtonState, hessian: Array, weights: Array, free: Array
+    problem: BilevelProblem, s: NewtonState, columns: Columns, weights: Array, free: Array
 ) -> NewtonState:
     """A Newton step of the free entries, halved until the residual does not grow.
 
@@ -508,7 +517,7 @@ def _newton(
     penalised, natural = _penalised(problem, s), _natural(problem, s)
     # A firm hold makes for short steps, so that entries are not sent to bounds far away.
     firm = Natural(penalised, s.steps / (1 + s.firm))
-    d = firm.direction(s.iterate, s.slope, hessian, weights, free)
+    d = firm.direction(s.iterate, s.slope, columns, weights, free)
     root = jnp.sqrt(s.blocks.spread(s.steps))
     size = lambda w, slope: trees.norm(jnp.where(free, root * natural(w, slope), 0))
     now, solved = size(s.iterate, s.slope), trees.all_finite(d)
@@ -610,28 +619,31 @@ def _again(problem: BilevelProblem, s: NewtonState, times: Array) -> NewtonState
     )
 
 
-def _moved(problem: BilevelProblem, s: NewtonState, hessian: Array, weights: Array) -> NewtonState:
+def _moved(
+    problem: BilevelProblem, s: NewtonState, columns: Columns, weights: Array
+) -> NewtonState:
     """x1 goes to where the model of φ is least, and the others where this should take them.
 
     With A the matrix of Newton's equation, these go by −A⁻¹(R + A_x·d) in their rows, so that the
     slope of φ becomes g + B·d with B = H_xx − H_xo·A⁻¹·A_x.
     """
     n, penalised = s.blocks.sizes[X1], _penalised(problem, s)
-    matrix, rest = _natural(problem, s).system(s.iterate, s.slope, hessian, weights)
-    sides = jnp.column_stack([rest[n:], matrix[n:, :n]])
+    equation = _natural(problem, s).equation(s.iterate, s.slope, columns, weights)
+    matrix, hessian = equation.matrix, columns.hessian
+    sides = jnp.column_stack([equation.rest[n:], matrix[n:, :n]])
     answer = jnp.linalg.solve(matrix[n:, n:], sides)
     bent = hessian[:n, :n] - hessian[:n, n:] @ answer[:, 1:]
     model = Model(
         bent=(bent + bent.T) / 2,
-        slope=s.slope[:n] - hessian[:n, n:] @ answer[:, 0],
+        slope=equation.slope[:n] - hessian[:n, n:] @ answer[:, 0],
         x=s.iterate[:n],
         step=s.steps[X1],
         term=problem.x1,
         layout=Layout.of(s.blocks.layout.unravel(s.iterate)[X1]),
     )
     d, foreseen, hold = model.least(s.hold)
-    others = s.iterate[n:] - answer[:, 0] - answer[:, 1:] @ d
-    w = penalised.projected(jnp.concatenate([s.iterate[:n] + d, others]))
+    way = equation.spread(jnp.concatenate([d, -answer[:, 0] - answer[:, 1:] @ d]))
+    w = penalised.projected(s.iterate + way)
     begun = dataclasses.replace(
         s,
         iterate=w,
@@ -640,14 +652,14 @@ def _moved(problem: BilevelProblem, s: NewtonState, hessian: Array, weights: Arr
         moved=jnp.ones((), bool),
         idle=jnp.zeros((), bool),
         hold=hold,
-        lost=hold * s.steps[X1] > MOST_HOLD,
+        lost=s.lost | (hold * s.steps[X1] > MOST_HOLD),
         phase=jnp.full_like(s.phase, SETTLE),
         inner=jnp.zeros_like(s.inner),
     )
     # Where x1 has nowhere to go, it is the others that are not exact enough.
     still = dataclasses.replace(
         s,
-        lost=s.idle,
+        lost=s.lost | s.idle,
         idle=jnp.ones((), bool),
         phase=jnp.full_like(s.phase, SETTLE),
         inner=jnp.zeros_like(s.inner),

@@ -30,6 +30,8 @@ from bilevax.trees import Layout, Tree
 MANY = 40
 # The blocks of the lower level, whose terms P has ρ times.
 OF_LOWER = (Y1, Y2, Z1, Z2)
+# So many columns of a Hessian are computed at once where it has many.
+AT_ONCE = 128
 # The first weight of barriers, as a share of what an entry times its slope is.
 FIRST_TAU = 0.01
 
@@ -108,6 +110,15 @@ class Penalised(eqx.Module):
                         part = hessian[ends[i] : ends[i + 1], ends[j] : ends[j + 1]]
                         table[b, c] += (sign if b in MINIMISED else -sign) * part
         return jnp.block([[table[b, c] for c, _ in self._sizes] for b, _ in self._sizes])
+
+    def columns(self, w: Array, index: Array) -> Array:
+        """Some columns of ∂F, a few at a time."""
+
+        def column(entry: Array) -> Array:
+            unit = jax.nn.one_hot(entry, w.size, dtype=w.dtype)
+            return jax.jvp(self.operator, (w,), (unit,))[1]
+
+        return lax.map(column, index, batch_size=AT_ONCE).T
 
     @property
     def _sizes(self) -> list[tuple[int, int]]:

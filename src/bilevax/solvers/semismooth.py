@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from bilevax.solvers.curvature import X1
 from bilevax.solvers.penalised import Penalised
 
 
@@ -43,20 +44,80 @@ class Natural(eqx.Module):
         """Which entries their term holds: the prox does not move with them."""
         return self._pushed(w, slope, irregular(w)[:, None])[:, 0] == 0
 
-    def system(self, w: Array, slope: Array, hessian: Array, weights: Array) -> tuple[Array, Array]:
-        """(I − D(I − s(∂F + W)))/s and R of Newton's equation A·d = −R.
+    def columns(self, w: Array, slope: Array, most: int) -> Columns:
+        """∂F, in all its columns or, of more than so many, in those of entries that are not held.
 
-        W regularises: with it, d is the step to a proximal point around w, linearised.
+        The entries of x1 come first, and are always among them. Where a derivative is not finite,
+        as that of |y|^1.5 is at zero, it counts as none: another place will have one.
         """
-        s, eye = self._spread, jnp.eye(w.size, dtype=w.dtype)
-        bent = hessian + jnp.diag(weights)
-        moved = self._pushed(w, slope, eye - s[:, None] * bent)
-        return (eye - moved) / s[:, None], self(w, slope)
+        known = lambda hessian: jnp.where(jnp.isfinite(hessian), hessian, 0)
+        if w.size <= most:
+            return Columns(known(self.penalised.jacobian(w)), None, jnp.zeros((), bool))
+        wanted = ~self.held(w, slope) | jnp.asarray(self.penalised.blocks.owner == X1)
+        index = jnp.argsort(~wanted, stable=True)[:most]
+        return Columns(known(self.penalised.columns(w, index)), index, jnp.sum(wanted) > most)
+
+    def equation(self, w: Array, slope: Array, columns: Columns, weights: Array) -> Equation:
+        """A = (I − D(I − s(∂F + W)))/s, and R, for Newton's equation A·d = −R.
+
+        W regularises: with it, d is the step to a proximal point around w, linearised. Entries
+        that are left out of the columns go to where their term holds them: d = −s·R there.
+        """
+        s, rest, c = self._spread, self(w, slope), columns
+        eye = c.units(w)
+        bent = c.hessian + eye * c.chosen(weights)[None, :]
+        matrix = c.chosen(eye - self._pushed(w, slope, eye - s[:, None] * bent))
+        matrix = matrix / c.chosen(s)[:, None]
+        if c.index is None:
+            return Equation(matrix, rest, jnp.zeros_like(w), slope, c)
+        held = jnp.where(self.held(w, slope), -s * rest, 0).at[c.index].set(0)
+        bent_by = jax.jvp(self.penalised.operator, (w,), (held,))[1]
+        pushed = self._pushed(w, slope, (held - s * bent_by)[:, None])[:, 0]
+        rest = c.chosen(rest + (held - pushed) / s)
+        return Equation(matrix, rest, held, slope + bent_by, c)
 
     def direction(
-        self, w: Array, slope: Array, hessian: Array, weights: Array, free: Array
+        self, w: Array, slope: Array, columns: Columns, weights: Array, free: Array
     ) -> Array:
         """d with A·d = −R in the free entries, and zero in the others."""
-        matrix, rest = self.system(w, slope, hessian, weights)
-        matrix = jnp.where(free[:, None], matrix, jnp.diag(1 / self._spread))
-        return jnp.linalg.solve(matrix, jnp.where(free, -rest, 0))
+        equation = self.equation(w, slope, columns, weights)
+        free = columns.chosen(free)
+        steps = columns.chosen(self._spread)
+        matrix = jnp.where(free[:, None], equation.matrix, jnp.diag(1 / steps))
+        return equation.spread(jnp.linalg.solve(matrix, jnp.where(free, -equation.rest, 0)))
+
+
+class Columns(eqx.Module):
+    """Some columns of ∂F, by the indices of their entries; None stands for all."""
+
+    hessian: Array
+    index: Array | None
+    overfull: Array  # whether there were more to choose from
+
+    def chosen(self, full: Array) -> Array:
+        """The rows of these entries."""
+        return full if self.index is None else full[self.index]
+
+    def units(self, like: Array) -> Array:
+        """The unit vectors of these entries, as columns."""
+        if self.index is None:
+            return jnp.eye(like.size, dtype=like.dtype)
+        return jax.nn.one_hot(self.index, like.size, dtype=like.dtype, axis=0)
+
+
+class Equation(eqx.Module):
+    """A·d = −R in the chosen entries, where the others go their own way `held`.
+
+    `slope` is what F becomes by that, linearised.
+    """
+
+    matrix: Array
+    rest: Array
+    held: Array
+    slope: Array
+    columns: Columns
+
+    def spread(self, d: Array) -> Array:
+        """The way of all entries, from that of the chosen ones."""
+        index = self.columns.index
+        return d if index is None else self.held.at[index].set(d)
