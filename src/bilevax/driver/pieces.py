@@ -65,9 +65,9 @@ def compile_first(solver: Solver, problem: Any, state: Any, judge: Judge) -> Non
     """Compile the program of the first steps in a thread, and that of the checks meanwhile."""
     if jax.process_count() > 1 or not _quick_mark(problem, state):
         return
-    if _quick_steps.is_known(solver, problem, state, np.asarray(0)):
-        return
     ahead = _quick_steps.ahead(solver, problem, state, np.asarray(0))
+    if ahead.done():  # and so were the others
+        return
     output = lambda solver, problem, state: solver.output(problem, state)
     shapes = eqx.filter_eval_shape(output, solver, problem, state)
     point = jax.tree.map(lambda shape: np.zeros(shape.shape, shape.dtype), shapes)
