@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 
@@ -66,6 +67,35 @@ def hops(
         near = np.clip(found.x + reach * rng.normal(size=len(start)), *bounds)
         found = best([found, descent(value_and_slope, near, bounds)])
     return found
+
+
+def polished(
+    value: Value, x: np.ndarray, inside: Callable[[np.ndarray], np.ndarray], seconds: float
+) -> float:
+    """The least value that a local search from x finds in some seconds, without slopes.
+
+    Nelder and Mead's method for a few variables, L-BFGS with differences for more; `inside` brings
+    a place back to the domain.
+    """
+    lowest, ends = value(x), time.perf_counter() + seconds
+
+    class Late(Exception):
+        pass
+
+    def at(place: np.ndarray) -> float:
+        nonlocal lowest
+        if time.perf_counter() > ends:
+            raise Late
+        found = value(inside(place))
+        lowest = min(lowest, found)
+        return found
+
+    few = len(x) <= 10
+    near = np.vstack([x, x + 1e-3 * (1 + np.abs(x)) * np.eye(len(x))]) if few else None
+    options = {"initial_simplex": near, "xatol": 1e-10, "fatol": 1e-14} if few else {"maxiter": 50}
+    with contextlib.suppress(Late):
+        minimize(at, x, method="Nelder-Mead" if few else "L-BFGS-B", options=options)
+    return float(lowest)
 
 
 def best(answers: Iterable[Answer]) -> Answer:
