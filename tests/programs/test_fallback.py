@@ -22,9 +22,9 @@ def mistrustful():
     jax.clear_caches()
 
 
-def run(**options):
+def run(*between, **options):
     instance = get("unique_saddle")
-    solver = bx.Sequence(bx.Adaptive(), bx.PenaltyMethod())
+    solver = bx.Sequence(bx.Adaptive(), *between, bx.PenaltyMethod())
     options |= {"tolerance": TOLERANCE, "solver": solver}
     return bx.solve(instance.problem, instance.start, **options)
 
@@ -68,3 +68,24 @@ def test_where_the_paper_cannot_take_over_the_status_says_why(monkeypatch):
     assert solution.status == "stalled"
     assert "No other method can take over: x1 is unbounded" in str(solution.status)
     assert isinstance(solution.solver, bx.Adaptive)
+
+
+def test_one_that_refuses_is_passed_over_and_a_run_with_two_changes_is_resumed(
+    monkeypatch, tmp_path
+):
+    def refuse(*_):
+        raise ValueError("it is too large")
+
+    monkeypatch.setattr(bx.Newton, "prepare", refuse)
+    between = (bx.Newton(), bx.Adaptive())
+    path = tmp_path / "run.state"
+    whole = run(*between)
+    assert whole.status == "certified"
+    assert isinstance(whole.solver, bx.PenaltyMethod)
+    assert whole.state.fallbacks == 2
+    limit = whole.state.fell_back_at + 1000
+    assert run(*between, max_gradients=limit, checkpoint=path).status == "budget spent"
+    rest = run(*between, resume=path)
+    assert str(rest.status) == str(whole.status)
+    assert rest.gradients == whole.gradients
+    assert same(rest.point, whole.point)

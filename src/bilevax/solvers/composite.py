@@ -63,10 +63,16 @@ class Sequence(Solver[Any]):
         return prepared.prepared_for(task)
 
     def relieved(self, prepared: Sequence, task: Task, state: Any) -> Sequence | None:
-        at = prepared.at + 1
-        if at == len(prepared.solvers):
-            return None
-        return prepared._with(prepared.solvers[at].prepared_for(task), at)
+        """The next one that takes the problem; why the last one does not, if none does."""
+        refusal = None
+        for at in range(prepared.at + 1, len(prepared.solvers)):
+            try:
+                return prepared._with(prepared.solvers[at].prepared_for(task), at)
+            except ValueError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+        return None
 
     def prepared_anew(self, prepared: Sequence, task: Task, state: Any) -> Sequence:
         asked = prepared.solvers[prepared.at]
