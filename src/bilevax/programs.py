@@ -88,8 +88,8 @@ class Program:
             finished = Future()
             finished.set_result(None)
             return finished
-        self._known.add(_kind(arguments))
         lowered = self.lower(*arguments)
+        self._known.add(_kind(arguments))
         executor = ThreadPoolExecutor(1)
         compiled = executor.submit(_compiled_or_not, lowered)
         executor.shutdown(wait=False)

@@ -58,3 +58,28 @@ def test_a_large_problem_is_left_alone():
     found, arrived = settled(lambda u: u - 1, Free(), start, start)
     assert not bool(arrived)
     np.testing.assert_array_equal(found, start)
+
+
+def test_infinite_curvature_at_the_start_is_no_arrival():
+    """1.5·√u = 1 at u = 4/9, and the slope of √ at zero has no end."""
+    found, arrived = settled(
+        lambda u: 1.5 * jnp.sqrt(u) - 1, Box(0.0, 5.0), np.zeros(1), -np.ones(1)
+    )
+    assert not bool(arrived) or abs(float(found[0]) - 4 / 9) < 1e-6
+
+
+def test_one_stiff_entry_does_not_hide_the_others():
+    stiff, at = np.array([1e9, 1.0]), np.array([1.0, 2.0])
+    found, arrived = settled(lambda u: stiff * (u - at), Free(), np.zeros(2), NOWHERE)
+    assert not bool(arrived) or np.allclose(found, at, atol=1e-7)
+
+
+def test_single_precision():
+    matrix = np.array([[2.0, 1.0], [-1.0, 1.0]], np.float32)
+    b = np.array([1.0, 3.0], np.float32)
+    zero = np.zeros(2, np.float32)
+    found, arrived = settled(
+        lambda u: matrix @ u - b, Box(np.float32(-9), np.float32(9)), zero, zero
+    )
+    assert bool(arrived)
+    np.testing.assert_allclose(found, np.linalg.solve(matrix, b), rtol=1e-4, atol=1e-4)

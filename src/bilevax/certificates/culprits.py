@@ -26,10 +26,10 @@ def culprit(problem: Form, point: Point, line: str) -> str:
     shares = jax.device_get(_shares(definition_of(problem), problem, point)).get(line, {})
     sizes = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(shares)[0]:
-        leaf = np.abs(np.asarray(leaf))
-        if leaf.size and not np.all(np.isnan(leaf)):
-            at = np.unravel_index(np.nanargmax(leaf), leaf.shape)
+        leaf = np.nan_to_num(np.abs(np.asarray(leaf)))
+        if np.any(leaf > 0):
+            at = np.unravel_index(np.argmax(leaf), leaf.shape)
             where = "".join(f"[{int(index)}]" for index in at)
             name = f"{path[0].key}{jax.tree_util.keystr(path[1:])}{where}"
             sizes[name] = float(leaf[at])
-    return max(sizes, key=lambda name: sizes[name], default="") if any(sizes.values()) else ""
+    return max(sizes, key=lambda name: sizes[name], default="")

@@ -15,10 +15,11 @@ from bilevax.trees import Layout, Tree
 
 # With more entries, linear systems would cost too much.
 MOST_ENTRIES = 300
-# The steps, how often one is halved, and the share of the curvature by which systems are regular.
-STEPS, HALVINGS, FIRM = 12, 4, 1e-10
-# What is left of R, in shares of 1 + ‖w‖, where they have arrived.
-ARRIVED = 1e-9
+# The steps, and how often one is halved.
+STEPS, HALVINGS = 12, 4
+# In shares of the root of the rounding: by how much of the curvature systems are made regular, and
+# what is left of the slope, over 1 + its size, where they have arrived.
+FIRM, ARRIVED = 0.01, 0.1
 
 
 def settled(
@@ -35,16 +36,16 @@ def settled(
     if w.size > MOST_ENTRIES:
         return otherwise, jnp.zeros((), bool)
     flat = lambda w: layout.ravel(operator(layout.unravel(w)))
-    rows = jnp.sum(jnp.abs(jax.jacfwd(flat)(w)), axis=1)
-    s = 1 / jnp.where(jnp.max(rows) > 0, jnp.max(rows), 1)
-    eye = jnp.eye(w.size, dtype=w.dtype)
+    most = jnp.max(jnp.sum(jnp.abs(jax.jacfwd(flat)(w)), axis=1))
+    s = jnp.where(jnp.isfinite(most) & (most > 0), 1 / most, 1)
+    root, eye = jnp.finfo(w.dtype).eps ** 0.5, jnp.eye(w.size, dtype=w.dtype)
 
     def rest(w: Array) -> Array:
         return w - layout.ravel(term.prox(layout.unravel(w - s * flat(w)), s))
 
     def advance(carry: tuple) -> tuple:
         w, now, count, _ = carry
-        d = jnp.linalg.solve(jax.jacfwd(rest)(w) + FIRM * eye, -rest(w))
+        d = jnp.linalg.solve(jax.jacfwd(rest)(w) + FIRM * root * eye, -rest(w))
 
         def halved(carry: tuple) -> tuple:
             share, _, _ = carry
@@ -60,6 +61,6 @@ def settled(
     going = lambda carry: ~carry[3] & (carry[2] < STEPS)
     first = (w, trees.norm(rest(w)), jnp.zeros((), int), jnp.zeros((), bool))
     w, left, _, _ = lax.while_loop(going, advance, first)
-    arrived = left <= ARRIVED * (1 + trees.norm(w))
+    arrived = left / s <= ARRIVED * root * (1 + trees.norm(flat(w)))
     found = term.project(layout.unravel(w))
     return jax.tree.map(lambda a, b: jnp.where(arrived, a, b), found, otherwise), arrived

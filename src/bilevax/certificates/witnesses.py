@@ -109,11 +109,7 @@ def saddle_point(
     if not jax.tree.leaves(y):
         return best_response(lambda u: problem.smooth(u, y), problem.x, x, steps), y
     dtype, term = trees.dtype_of((x, y)), PerLeaf((problem.x, problem.y))
-    eps = jnp.finfo(dtype).eps
-
-    def operator(u: Tree) -> Tree:
-        gx, gy = problem.gradient(*u)
-        return gx, trees.scale(-1, gy)
+    eps, operator = jnp.finfo(dtype).eps, _operator(problem)
 
     def advance(s: _Saddle) -> _Saddle:
         here = operator(s.u)
@@ -136,12 +132,17 @@ def saddle_point(
 
 def near_saddle_point(problem: MinimaxProblem, x: Tree, y: Tree) -> tuple[Tree, Tree]:
     """The saddle point, if Newton's steps find it from (x, y); or (x, y)."""
+    return settled(_operator(problem), PerLeaf((problem.x, problem.y)), (x, y), (x, y))[0]
+
+
+def _operator(problem: MinimaxProblem) -> Callable[[Tree], Tree]:
+    """(x, y) ↦ (∂ₓh, −∂ᵧh)"""
 
     def operator(u: Tree) -> Tree:
         gx, gy = problem.gradient(*u)
         return gx, trees.scale(-1, gy)
 
-    return settled(operator, PerLeaf((problem.x, problem.y)), (x, y), (x, y))[0]
+    return operator
 
 
 @quick

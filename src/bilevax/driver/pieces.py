@@ -66,7 +66,7 @@ def compile_first(solver: Solver, problem: Any, state: Any, judge: Judge) -> Non
     if jax.process_count() > 1 or not _quick_mark(problem, state):
         return
     ahead = _quick_steps.ahead(solver, problem, state, np.asarray(0))
-    if ahead.done():  # and so were the others
+    if ahead.done():  # the programs of the checks were compiled then, too
         return
     output = lambda solver, problem, state: solver.output(problem, state)
     shapes = eqx.filter_eval_shape(output, solver, problem, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from bilevax.certificates import Certificate, SampledCertificate
@@ -77,15 +78,20 @@ class Summary:
         """What the certificate rests on besides the point."""
         return "".join(f" {proviso}" for proviso in self.certificate.provisos())
 
+    def _culprit(self, line: str) -> str:
+        """Where a line comes from; of one from samples most may be their error."""
+        sampled = isinstance(self.certificate, SampledCertificate)
+        if self.problem is None or self.point is None or sampled:
+            return ""
+        return culprit(self.problem, self.point, line)
+
     @property
     def hint(self) -> str:
         """The line of the certificate that is largest, where it comes from, and what to try."""
         lines = self.certificate.lines()
         worst = max(lines, key=lambda name: lines[name])
         line, remedy = self.certificate.advice(worst)
-        where = ""
-        if self.problem is not None and self.point is not None:
-            where = culprit(self.problem, self.point, worst)
+        where = self._culprit(worst) if math.isfinite(lines[worst]) else ""
         where = where and f", most of all in {where}"
         return f"The largest line is {line}{where}; {self.method.advice()}, or {remedy}."
 

@@ -16,8 +16,8 @@ from bilevax.programs import quick
 from bilevax.solvers.adaptive import Adaptive
 from bilevax.solvers.base import Solver, Task
 from bilevax.solvers.composite import Sequence
-from bilevax.solvers.newton import MOST_ENTRIES, TOO_MANY, Newton
-from bilevax.solvers.penalised import entries_of
+from bilevax.solvers.newton import Newton, takes
+from bilevax.solvers.penalised import sizes_of
 
 # Curvature below this share of slopes, over a unit of length, counts as none.
 STRAIGHT = 1e-9
@@ -50,14 +50,14 @@ class Engines(Sequence):
         return Sequence(*self._ordered(task)).prepared_for(task)
 
     def _ordered(self, task: Task) -> list[Solver]:
-        (newton, inside, adaptive), entries = self.solvers, entries_of(task.start)
-        if entries > TOO_MANY:
+        (newton, inside, adaptive), entries = self.solvers, sum(sizes_of(task.start))
+        if not takes(task.start, interior=False):
             return [adaptive]
         problem = task.problem
         terms = [term for term in (problem.y1, problem.y2) if term is not None]
         flat = all(term.is_polyhedral for term in terms)
         curved = not flat or bool(_bends(problem, task.start))
-        if entries > MOST_ENTRIES:
+        if not takes(task.start, interior=True):
             return [newton, adaptive] if curved else [adaptive]
         if curved:
             return [newton, inside, adaptive]

@@ -19,16 +19,18 @@ from bilevax.problems.validation import require
 from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.curvature import X1, Blocks
 from bilevax.solvers.model import Model
-from bilevax.solvers.penalised import Engine, Penalised, entries_of, first_barrier, first_penalty
+from bilevax.solvers.penalised import Engine, Penalised, first_barrier, first_penalty, sizes_of
 from bilevax.solvers.reach import extent
 from bilevax.solvers.semismooth import Columns, Natural
 from bilevax.trees import Layout, Tree
 
-# A problem with more entries in all six blocks than this is left to first-order steps, unless no
-# more than `MOST_FREE` of them are free of their bounds; from so many on in any case.
-MOST_ENTRIES, MOST_FREE, TOO_MANY = 3000, 1000, 30_000
-# The method gives up after so many linear systems, without and with barriers.
+# With more entries in all six blocks than this, linear systems are in those only that no term
+# holds: they may be so many, and x1 at most half of them; the limit for all entries then.
+MOST_ENTRIES, MOST_FREE, TOO_MANY = 3000, 1000, 12_000
+# The method gives up after so many linear systems, without and with barriers. Those of a large
+# problem are dear: it has so many, and so many more each time that the other blocks have settled.
 MOST_SOLVES, MOST_INSIDE = 250, 250
+LARGE_SOLVES, LARGE_EACH = 20, 5
 # What a step does: bring the other blocks to their places while x1 rests, follow the solution to
 # another ρ with all blocks at once, or move x1.
 SETTLE, FOLLOW, MOVE = range(3)
@@ -171,12 +173,11 @@ class Newton(Engine[NewtonState]):
 
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> Newton:
         require(problem, BilevelProblem, "Newton")
-        entries = entries_of(start)
-        most = MOST_ENTRIES if self.interior else TOO_MANY
-        if entries > most:
+        entries = sum(sizes_of(start))
+        if not takes(start, self.interior):
             raise ValueError(
-                f"{self.title} solves linear systems with one unknown for each entry of all "
-                f"blocks, and {entries} are more than {most}; use bilevax.Adaptive()"
+                f"{self.title} solves linear systems in the entries of all blocks, and {entries} "
+                "are too many; use bilevax.Adaptive()"
             )
         dtype = trees.dtype_of(start.replace(rho=None))
         rho, force = first_penalty(problem, start)
@@ -257,6 +258,8 @@ class Newton(Engine[NewtonState]):
 
     def done(self, problem: BilevelProblem, state: NewtonState) -> Array:
         most = MOST_INSIDE if self.interior else MOST_SOLVES
+        if state.iterate.size > MOST_ENTRIES:
+            most = jnp.minimum(most, LARGE_SOLVES + LARGE_EACH * state.outer)
         return state.lost | (state.linear_solves >= most)
 
     def is_ready(self, problem: BilevelProblem, state: NewtonState) -> Array:
@@ -273,6 +276,14 @@ class Newton(Engine[NewtonState]):
         w = jnp.where(s.ready, snapped, s.iterate)
         parts = s.blocks.layout.unravel(w)
         return penalty_point(parts[:3], parts[3:]).replace(rho=s.rho)
+
+
+def takes(start: Point, interior: bool) -> bool:
+    """Whether a problem with blocks like these is not too large."""
+    sizes = sizes_of(start)
+    if interior or sum(sizes) <= MOST_ENTRIES:
+        return sum(sizes) <= MOST_ENTRIES
+    return sum(sizes) <= TOO_MANY and sizes[X1] <= MOST_FREE // 2
 
 
 def _penalised(problem: BilevelProblem, s: NewtonState) -> Penalised:
@@ -442,10 +453,9 @@ def _taken_back(s: NewtonState) -> NewtonState:
 
 def _steeper(problem: BilevelProblem, s: NewtonState) -> NewtonState:
     """Back to the center, where the other blocks settle at a larger ρ."""
-    times = jnp.full_like(s.times, STEEPER)
-    steeper = _again(problem, dataclasses.replace(s, wished=times), times)
-    phase, no = jnp.full_like(s.phase, SETTLE), jnp.zeros((), bool)
-    return dataclasses.replace(steeper, moved=no, times=s.times, wished=s.wished, phase=phase)
+    steeper = _at_another(problem, s, jnp.full_like(s.times, STEEPER), s.center_tau)
+    phase = jnp.full_like(s.phase, SETTLE)
+    return dataclasses.replace(steeper, moved=jnp.zeros((), bool), phase=phase)
 
 
 def _apart(s: NewtonState) -> Array:
@@ -479,8 +489,15 @@ def _shifted(problem: BilevelProblem, s: NewtonState, share: Array) -> Array:
 
 
 def _onwards(problem: BilevelProblem, s: NewtonState) -> NewtonState:
-    """One linear system."""
-    most = MOST_ENTRIES if s.iterate.size <= MOST_ENTRIES else MOST_FREE
+    """One linear system, unless it would have too many unknowns."""
+    if s.iterate.size <= MOST_ENTRIES:
+        return _solved(problem, s, MOST_ENTRIES)
+    too_many = jnp.sum(_natural(problem, s).free(s.iterate, s.slope)) > MOST_FREE
+    lost = dataclasses.replace(s, lost=jnp.ones((), bool))
+    return lax.cond(too_many, lambda: lost, lambda: _solved(problem, s, MOST_FREE))
+
+
+def _solved(problem: BilevelProblem, s: NewtonState, most: int) -> NewtonState:
     columns = _natural(problem, s).columns(s.iterate, s.slope, most)
     rows = jnp.sum(jnp.abs(columns.hessian), axis=1)
     owner = jnp.asarray(s.blocks.owner)
@@ -488,11 +505,7 @@ def _onwards(problem: BilevelProblem, s: NewtonState) -> NewtonState:
     # A step of the natural map leads no farther than the domain does.
     curved = jnp.maximum(curved, s.blocks.lengths(s.slope) / s.extent)
     curved = jnp.where(curved > 0, curved, 1)
-    s = dataclasses.replace(
-        s,
-        steps=jnp.where(s.inner == 0, 1 / curved, s.steps),
-        lost=s.lost | columns.overfull,
-    )
+    s = dataclasses.replace(s, steps=jnp.where(s.inner == 0, 1 / curved, s.steps))
     weights = s.firm * jnp.where(rows > 0, rows, s.blocks.spread(curved))
     weights = jnp.where(_is_x1(s), s.hold, weights)
     s = lax.switch(
@@ -600,20 +613,26 @@ def _nearer(problem: BilevelProblem, s: NewtonState) -> NewtonState:
 
 
 def _again(problem: BilevelProblem, s: NewtonState, times: Array) -> NewtonState:
-    """From the center, with ρ there times this."""
+    """Follow the solution from the center, with ρ there times this."""
+    tau = _smaller(s.center_tau, times, s.target + s.relative)
+    at = _at_another(problem, s, jnp.minimum(times, s.wished), tau)
+    return dataclasses.replace(at, times=times, phase=jnp.full_like(s.phase, FOLLOW))
+
+
+def _at_another(
+    problem: BilevelProblem, s: NewtonState, times: Array, tau: Array | None
+) -> NewtonState:
+    """From the center, with ρ there times this and another τ."""
     at = dataclasses.replace(
         s, iterate=s.center, slope=s.center_slope, rho=s.center_rho, tau=s.center_tau
     )
-    grown = jnp.minimum(times, s.wished)
     return dataclasses.replace(
         s,
-        iterate=_shifted(problem, at, 1 / grown),
+        iterate=_shifted(problem, at, 1 / times),
         slope=s.center_slope,
         known=jnp.zeros((), bool),
-        rho=s.center_rho * grown,
-        tau=_smaller(s.center_tau, times, s.target + s.relative),
-        times=times,
-        phase=jnp.full_like(s.phase, FOLLOW),
+        rho=s.center_rho * times,
+        tau=tau,
         inner=jnp.zeros_like(s.inner),
         tried=jnp.zeros((), bool),
     )
@@ -652,14 +671,14 @@ def _moved(
         moved=jnp.ones((), bool),
         idle=jnp.zeros((), bool),
         hold=hold,
-        lost=s.lost | (hold * s.steps[X1] > MOST_HOLD),
+        lost=hold * s.steps[X1] > MOST_HOLD,
         phase=jnp.full_like(s.phase, SETTLE),
         inner=jnp.zeros_like(s.inner),
     )
     # Where x1 has nowhere to go, it is the others that are not exact enough.
     still = dataclasses.replace(
         s,
-        lost=s.lost | s.idle,
+        lost=s.idle,
         idle=jnp.ones((), bool),
         phase=jnp.full_like(s.phase, SETTLE),
         inner=jnp.zeros_like(s.inner),

@@ -66,9 +66,9 @@ class Engine(Solver[State]):
         return dataclasses.replace(self, rho=task.start.rho).prepared_for(task)
 
 
-def entries_of(start: Point) -> int:
-    """The number of entries in all six blocks."""
-    return sum(Blocks.of(*penalty_blocks(start)).sizes)
+def sizes_of(start: Point) -> tuple[int, ...]:
+    """The number of entries in each of the six blocks."""
+    return Blocks.of(*penalty_blocks(start)).sizes
 
 
 class Penalised(eqx.Module):

@@ -44,18 +44,21 @@ class Natural(eqx.Module):
         """Which entries their term holds: the prox does not move with them."""
         return self._pushed(w, slope, irregular(w)[:, None])[:, 0] == 0
 
-    def columns(self, w: Array, slope: Array, most: int) -> Columns:
-        """∂F, in all its columns or, of more than so many, in those of entries that are not held.
+    def free(self, w: Array, slope: Array) -> Array:
+        """Which entries their term does not hold, and all of x1."""
+        return ~self.held(w, slope) | jnp.asarray(self.penalised.blocks.owner == X1)
 
-        The entries of x1 come first, and are always among them. Where a derivative is not finite,
-        as that of |y|^1.5 is at zero, it counts as none: another place will have one.
+    def columns(self, w: Array, slope: Array, most: int) -> Columns:
+        """∂F, in all its columns or, of more than so many, in those of free entries.
+
+        The entries of x1 come first, and must not be more than that. Where a derivative is not
+        finite, as that of |y|^1.5 is at zero, it counts as none: another place will have one.
         """
         known = lambda hessian: jnp.where(jnp.isfinite(hessian), hessian, 0)
         if w.size <= most:
-            return Columns(known(self.penalised.jacobian(w)), None, jnp.zeros((), bool))
-        wanted = ~self.held(w, slope) | jnp.asarray(self.penalised.blocks.owner == X1)
-        index = jnp.argsort(~wanted, stable=True)[:most]
-        return Columns(known(self.penalised.columns(w, index)), index, jnp.sum(wanted) > most)
+            return Columns(known(self.penalised.jacobian(w)), None)
+        index = jnp.argsort(~self.free(w, slope), stable=True)[:most]
+        return Columns(known(self.penalised.columns(w, index)), index)
 
     def equation(self, w: Array, slope: Array, columns: Columns, weights: Array) -> Equation:
         """A = (I − D(I − s(∂F + W)))/s, and R, for Newton's equation A·d = −R.
@@ -92,7 +95,6 @@ class Columns(eqx.Module):
 
     hessian: Array
     index: Array | None
-    overfull: Array  # whether there were more to choose from
 
     def chosen(self, full: Array) -> Array:
         """The rows of these entries."""
