@@ -398,7 +398,7 @@ not have compilation in them; those of short runs are of a second one in the sam
 {len(raced)} that are certified here and that IPOPT can state, bilevax took at most IPOPT's time on
 {sum(ratio <= 1 for ratio in ratios)} and at most three times as long on
 {sum(ratio <= 3 for ratio in ratios)}. IPOPT solves the lower level's conditions, relaxed; `nested`
-is L-BFGS on the upper objective with the lower level solved exactly each time. 0.1.0 had 20 s.
+is L-BFGS on the upper objective with the lower level solved exactly each time. 0.1.0 had 10 s.
 `{read("people")["command"]}`
 
 {table([*first, "IPOPT, off", "nested, off", "0.1.0"], [row(name) for name in names])}
