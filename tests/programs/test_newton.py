@@ -91,7 +91,7 @@ def test_the_direction_is_that_of_numpy():
     # In all columns, and in those only that are not held, with one that is, and without one.
     wanted = int(np.sum(free | (np.arange(12) < 2)))
     for most in (12, wanted + 1, wanted):
-        columns = natural.columns(flat, slope, most)
+        columns = natural.columns(flat, natural.free(flat, slope), most)
         assert columns.hessian.shape == (12, most)
         found = natural.direction(flat, slope, columns, jnp.asarray(W), every)
         np.testing.assert_allclose(found, np.linalg.solve(J, -rest), atol=1e-11)

@@ -56,6 +56,7 @@ class Hosts:
 
 Given = Annotated[Settings, tyro.conf.OmitArgPrefixes]
 Joined = Annotated[Hosts, tyro.conf.OmitArgPrefixes]
+ONE_HOST = Hosts()
 
 
 def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
@@ -68,7 +69,7 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     @app.command
     def train(
         settings: Given = known,
-        hosts: Joined = Hosts(),  # noqa: B008
+        hosts: Joined = ONE_HOST,
         config: Path | None = None,
         resume: Flag = False,
     ) -> int:
@@ -114,7 +115,7 @@ def commands(args: Sequence[str]) -> tyro.extras.SubcommandApp:
     @app.command
     def ablate(
         settings: Given = as_paper,
-        hosts: Joined = Hosts(),  # noqa: B008
+        hosts: Joined = ONE_HOST,
         config: Path | None = None,
         rhos: tuple[float, ...] = GRID["rho"],
         smoothnesses: tuple[float, ...] = GRID["smoothness"],

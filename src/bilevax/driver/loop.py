@@ -181,7 +181,14 @@ class Run:
             self._begin_anew(solver, piece.point)
         else:
             self.solver, self.state = solver, state
+            self._judge_again(piece)
         return changed
+
+    def _judge_again(self, piece: Piece) -> None:
+        """Judge where a review has led, if it asks for that."""
+        if bool(piece.ready) or not bool(self.solver.is_ready(self.task.problem, self.state)):
+            return
+        self.verdicts.add(self._compiled().point, self.gradients, self.clock.seconds)
 
     def _stalled(self) -> bool:
         part, since = self.solver.part, self.fell_back_at or 0

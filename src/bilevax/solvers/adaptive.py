@@ -8,6 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -16,11 +17,14 @@ from bilevax.certificates.gap import grounded_excess, lower_ground
 from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.reformulations import at_both, penalty_blocks, penalty_point
 from bilevax.problems.validation import require
-from bilevax.solvers.base import check_positive
+from bilevax.programs import quick
+from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.continuation import Continuation, Seen
 from bilevax.solvers.curvature import SAFETY, X2, Y2, Z1, Z2, Blocks, Curvature, products
+from bilevax.solvers.endgame import ended, free_entries, size_for
 from bilevax.solvers.penalised import Engine, Penalised, first_penalty
 from bilevax.solvers.reach import evened, extent, lengths, renewed
+from bilevax.trees import Tree
 
 # A new anchor is set when the residual has fallen by this factor since the last one, or after this
 # share of all gradients.
@@ -45,6 +49,11 @@ TINY, STUCK = 1e-5, 3
 # How often all curvatures are measured at first; later they are renewed when the gradients have
 # grown by this factor.
 FIRST_ROUNDS, REFRESH = 3, 1.5
+# End games: not before so many gradients, for their programs have to be compiled; all together at
+# most this share of all gradients, and none with more unknowns than this. One has arrived when its
+# residual is this share of the target.
+END_GRADIENTS, END_SHARE, MOST_FREE = 2000, 0.25, 3000
+ARRIVED = 0.3
 
 
 class AdaptiveState(eqx.Module):
@@ -77,6 +86,10 @@ class AdaptiveState(eqx.Module):
     since: Array  # steps since the anchor
     inner: Array  # gradients of this subproblem
     outer: Array
+    ended: Array  # the value of `outer` when an end game was tried last
+    systems: Array  # what the end games took, in gradients
+    ready: Array  # whether one has arrived: a check is asked for
+    linear_solves: Array
     gradients: Array
     blocks: Blocks = eqx.field(static=True)
 
@@ -177,6 +190,10 @@ class Adaptive(Engine[AdaptiveState]):
             since=zero,
             inner=zero,
             outer=zero,
+            ended=zero,
+            systems=zero,
+            ready=jnp.zeros((), bool),
+            linear_solves=zero,
             gradients=zero,
             blocks=blocks,
         )
@@ -187,6 +204,7 @@ class Adaptive(Engine[AdaptiveState]):
         All that happens seldom is a loop of at most one round, not a branch: under `vmap` both
         sides of a branch are computed always, and a loop only while some problem needs it.
         """
+        state = dataclasses.replace(state, ready=jnp.zeros((), bool))
         last = limit - self.gradients_per_step
         due = lambda event: lambda s: s.event == event
         probing = lambda s: (s.probing > 0) & (s.gradients <= last)
@@ -203,6 +221,25 @@ class Adaptive(Engine[AdaptiveState]):
         """
         lost = (state.boost > MISTRUST) | (state.stuck >= STUCK)
         return lost if self.patience is None else lost | (state.gradients >= self.patience)
+
+    def is_ready(self, problem: BilevelProblem, state: AdaptiveState) -> Array:
+        return state.ready
+
+    def linear_solves(self, state: AdaptiveState) -> Array:
+        return state.linear_solves
+
+    def reviewed(
+        self, prepared: Any, task: Task, state: AdaptiveState, signals: Tree
+    ) -> tuple[Solver, AdaptiveState, bool]:
+        """An end game, where the outer iterate has moved and a linear system is cheap by now."""
+        spent, free = int(state.gradients), 0
+        if spent >= END_GRADIENTS and int(state.outer) > int(state.ended):
+            state, free = _with_free_entries(task.problem, state)
+            free = int(free)
+        room = END_SHARE * spent - int(state.systems)
+        if 0 < free <= min(room, MOST_FREE):
+            state = _end(task.problem, state, size_for(free), np.asarray(free))
+        return prepared, state, False
 
     def output(self, problem: BilevelProblem, state: AdaptiveState) -> Point:
         parts = state.blocks.layout.unravel(state.center)
@@ -428,6 +465,42 @@ def _shifted(problem: BilevelProblem, s: AdaptiveState, share: Array) -> Array:
     held, inside = prox(jnp.stack([onwards, there]), jnp.asarray([1, tiny], there.dtype))
     free = held == onwards
     return jnp.where(free & (share != 1), inside, s.half)
+
+
+def _steps(s: AdaptiveState) -> Array:
+    """The step lengths of the blocks, as the last subproblem had them."""
+    return s.step_size * lengths(s.reach, s.curved)
+
+
+@quick
+def _with_free_entries(problem: BilevelProblem, s: AdaptiveState) -> tuple[AdaptiveState, Array]:
+    """How many entries of the outer iterate no term holds; nobody need ask again until it moves."""
+    free = free_entries(_penalised(problem, s), _steps(s), s.center)
+    return dataclasses.replace(s, ended=s.outer, gradients=s.gradients + 1), free
+
+
+@quick
+def _end(problem: BilevelProblem, s: AdaptiveState, most: int, cost: Array) -> AdaptiveState:
+    """An end game from the outer iterate: its end, if it arrives, is that of a subproblem.
+
+    A system takes about as long as so many gradients as it has unknowns.
+    """
+    ending = ended(_penalised(problem, s), _steps(s), s.center, most)
+    s = dataclasses.replace(
+        s,
+        systems=s.systems + cost * ending.solves,
+        linear_solves=s.linear_solves + ending.solves,
+        gradients=s.gradients + ending.gradients,
+    )
+    there = dataclasses.replace(
+        s, half=ending.point, anchor=ending.point, slope=ending.slope, settled=jnp.ones((), bool)
+    )
+    aim = s.continuation.target + s.continuation.relative * s.continuation.force
+    arrived = _seen(problem, there).worst <= ARRIVED * aim
+    there = _conclude(problem, there)
+    # Where ρ stays, the end may be certified.
+    there = dataclasses.replace(there, ended=there.outer, ready=there.rho == s.rho)
+    return lax.cond(arrived, lambda: there, lambda: s)
 
 
 def _seen(problem: BilevelProblem, s: AdaptiveState) -> Seen:

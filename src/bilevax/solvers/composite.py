@@ -178,11 +178,20 @@ class Reformulated(Solver[ReformulatedState]):
         new, changed = state.reformulation.reviewed(task.problem, signals)
         state = dataclasses.replace(state, reformulation=new)
         if not changed:
-            return prepared, state, False
+            seen = _seen(task, new)
+            found = self.inner.reviewed(prepared.inner, seen, state.inner, signals)
+            return self._with_inner(prepared, state, *found)
         if prepared.part.keeps_state:
             return prepared, state, True
         inner = self.inner.prepared_again(prepared.inner, _seen(task, new))
         return Reformulated(inner, self.kind, new), None, True
+
+    def _with_inner(
+        self, prepared: Reformulated, state: ReformulatedState, inner: Solver, its: Any, new: bool
+    ) -> tuple[Reformulated, ReformulatedState | None, bool]:
+        """What the inner solver goes on with, in terms of the stated problem."""
+        following = Reformulated(inner, self.kind, prepared.first)
+        return following, None if its is None else dataclasses.replace(state, inner=its), new
 
     def init(self, problem: Any, start: Point) -> ReformulatedState:
         assert self.first is not None

@@ -498,7 +498,8 @@ def _onwards(problem: BilevelProblem, s: NewtonState) -> NewtonState:
 
 
 def _solved(problem: BilevelProblem, s: NewtonState, most: int) -> NewtonState:
-    columns = _natural(problem, s).columns(s.iterate, s.slope, most)
+    natural = _natural(problem, s)
+    columns = natural.columns(s.iterate, natural.free(s.iterate, s.slope), most)
     rows = jnp.sum(jnp.abs(columns.hessian), axis=1)
     owner = jnp.asarray(s.blocks.owner)
     curved = jnp.stack([jnp.max(jnp.where(owner == b, rows, 0)) for b in range(6)])
@@ -511,8 +512,8 @@ def _solved(problem: BilevelProblem, s: NewtonState, most: int) -> NewtonState:
     s = lax.switch(
         s.phase,
         [
-            lambda: _settled(problem, _newton(problem, s, columns, weights, ~_is_x1(s))),
-            lambda: _followed(problem, _newton(problem, s, columns, weights, owner >= 0)),
+            lambda: _settled(problem, _newton(problem, s, columns, weights, s.blocks.sizes[X1])),
+            lambda: _followed(problem, _newton(problem, s, columns, weights, 0)),
             lambda: _moved(problem, s, columns, weights),
         ],
     )
@@ -520,9 +521,9 @@ def _solved(problem: BilevelProblem, s: NewtonState, most: int) -> NewtonState:
 
 
 def _newton(
-    problem: BilevelProblem, s: NewtonState, columns: Columns, weights: Array, free: Array
+    problem: BilevelProblem, s: NewtonState, columns: Columns, weights: Array, first: int
 ) -> NewtonState:
-    """A Newton step of the free entries, halved until the residual does not grow.
+    """A Newton step of the entries from the first one on, halved until their residual falls.
 
     The residual is measured in the metric of the curvatures, in which proximal point steps never
     make it larger. Where no step is found, the iterate stays.
@@ -530,9 +531,9 @@ def _newton(
     penalised, natural = _penalised(problem, s), _natural(problem, s)
     # A firm hold makes for short steps, so that entries are not sent to bounds far away.
     firm = Natural(penalised, s.steps / (1 + s.firm))
-    d = firm.direction(s.iterate, s.slope, columns, weights, free)
+    d = firm.direction(s.iterate, s.slope, columns, weights, first)
     root = jnp.sqrt(s.blocks.spread(s.steps))
-    size = lambda w, slope: trees.norm(jnp.where(free, root * natural(w, slope), 0))
+    size = lambda w, slope: trees.norm((root * natural(w, slope))[first:])
     now, solved = size(s.iterate, s.slope), trees.all_finite(d)
 
     def tried(carry: tuple) -> tuple:
@@ -543,8 +544,8 @@ def _newton(
         return share / 2, count + 1, w, slope, found
 
     going = lambda carry: ~carry[-1] & (carry[1] < HALVINGS)
-    first = (jnp.ones((), d.dtype), jnp.zeros((), int), s.iterate, s.slope, ~solved)
-    _, count, w, slope, found = lax.while_loop(going, tried, first)
+    begin = (jnp.ones((), d.dtype), jnp.zeros((), int), s.iterate, s.slope, ~solved)
+    _, count, w, slope, found = lax.while_loop(going, tried, begin)
     found &= solved
     cut = jnp.where(count == 1, FULL_STEP, jnp.where(count == 2, 1, SHORT_STEP))
     firm = jnp.clip(jnp.where(found, cut, NO_STEP) * s.firm, LEAST_FIRM, MOST_FIRM)
@@ -648,9 +649,9 @@ def _moved(
     """
     n, penalised = s.blocks.sizes[X1], _penalised(problem, s)
     equation = _natural(problem, s).equation(s.iterate, s.slope, columns, weights)
-    matrix, hessian = equation.matrix, columns.hessian
-    sides = jnp.column_stack([equation.rest[n:], matrix[n:, :n]])
-    answer = jnp.linalg.solve(matrix[n:, n:], sides)
+    hessian = columns.hessian
+    sides = jnp.column_stack([equation.rest[n:], equation.matrix[n:, :n]])
+    answer = equation.solved(sides, n)
     bent = hessian[:n, :n] - hessian[:n, n:] @ answer[:, 1:]
     model = Model(
         bent=(bent + bent.T) / 2,

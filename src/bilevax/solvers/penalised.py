@@ -170,6 +170,12 @@ class Penalised(eqx.Module):
         low, high = zip(*(bounds(term, part) for term, part in zip(terms, parts)))
         return self._flat(low), self._flat(high)
 
+    @property
+    def is_entrywise(self) -> bool:
+        """Whether the prox takes each entry by itself."""
+        p = self.problem
+        return all(term is None or term.is_entrywise for term in (p.x1, p.y1, p.y2, p.x2))
+
     def projected(self, w: Array) -> Array:
         """The nearest point of the domains."""
         project = lambda term, block: block if term is None else term.project(block)

@@ -114,6 +114,11 @@ class Term(eqx.Module):
         """Whether φ is known to be made of flat pieces on a domain with flat faces."""
         return False
 
+    @property
+    def is_entrywise(self) -> bool:
+        """Whether φ is known to be a sum over entries, so that its prox takes each by itself."""
+        return False
+
     # For a bound on max over s of ⟨g, s − z⟩ − φ(s) where the conjugate is infinite.
 
     @property
@@ -316,6 +321,11 @@ class PerLeaf(Separable):
         parts = jax.tree.leaves(self.parts, is_leaf=is_term)
         return all(part.is_polyhedral for part in parts)
 
+    @property
+    def is_entrywise(self) -> bool:
+        parts = jax.tree.leaves(self.parts, is_leaf=is_term)
+        return all(part.is_entrywise for part in parts)
+
     def _each(self, method: str, *trees: Tree, numbers: tuple[Number, ...] = ()) -> Tree:
         call = lambda term, *parts: getattr(term, method)(*parts, *numbers)
         return jax.tree.map(call, self.parts, *trees, is_leaf=is_term)
@@ -389,6 +399,10 @@ class Scaled(Term):
     @property
     def is_polyhedral(self) -> bool:
         return self.term.is_polyhedral
+
+    @property
+    def is_entrywise(self) -> bool:
+        return self.term.is_entrywise
 
     def known_excess(self, z: Tree, g: Tree) -> Scalar:
         return self._times(self.term.known_excess(z, self._times(g, inverse=True)))

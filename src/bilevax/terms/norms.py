@@ -162,6 +162,10 @@ class Ridge(Term):
     def endless(self) -> bool:
         return False  # the square outgrows every slope
 
+    @property
+    def is_entrywise(self) -> bool:
+        return self.base.is_entrywise
+
     def _centers(self, like: Tree) -> Tree:
         """The center in the shape of `like`: one for all leaves, or one per leaf."""
         if jax.tree.structure(self.center) == jax.tree.structure(0):

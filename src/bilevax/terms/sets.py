@@ -140,6 +140,10 @@ class Free(Everywhere, ConvexSet):
     def is_polyhedral(self) -> bool:
         return True
 
+    @property
+    def is_entrywise(self) -> bool:
+        return True
+
     def contains(self, x: Array) -> Array:
         return ~jnp.any(jnp.isnan(x))
 
@@ -169,6 +173,10 @@ class InBox(LeafTerm):
 
     @property
     def is_polyhedral(self) -> bool:
+        return True
+
+    @property
+    def is_entrywise(self) -> bool:
         return True
 
     @property
