@@ -23,7 +23,7 @@ from bilevax.solvers.penalised import sizes_of
 STRAIGHT = 1e-9
 # First-order steps that begin leave off after so many gradients: at least so many, and about what a
 # hundred of Newton's linear systems cost.
-PATIENCE, PATIENCE_AN_ENTRY = 20_000, 130
+PATIENCE, PATIENCE_AN_ENTRY = 5_000, 60
 
 
 class Engines(Sequence):

@@ -15,6 +15,8 @@ from bilevax.trees import Layout
 
 # The least point is sought in at most so many steps, or until a step gains no more than this share.
 STEPS, GAINED = 30, 1e-6
+# The shares of a Newton step that are tried: where bounds cut it, a full one may lead up.
+SHARES = (1.0, 0.5, 0.2, 0.05, 0.01)
 # The weight grows by this factor until the model is convex, from this share of the curvature on.
 GROWTH, LEAST_WEIGHT, MOST_GROWTHS = 4.0, 1e-6, 60
 
@@ -39,8 +41,8 @@ class Model(eqx.Module):
         """d where m(d) + weight/2·‖d‖² is least, how far m falls, and the weight.
 
         The weight is the least one from the given one on, in steps of a factor, with which the
-        model is convex in the entries that their term does not hold. Each step is the better one of
-        two: a step of the prox, and semismooth Newton's with one of the prox after it.
+        model is convex in the entries that their term does not hold. Each step is the best one of
+        some: a step of the prox, and shares of semismooth Newton's with one of the prox after it.
         """
         weight = self._convex(weight)
         eye = jnp.eye(self.x.size, dtype=self.x.dtype)
@@ -54,15 +56,18 @@ class Model(eqx.Module):
             at = pulled(d)
             plain = prox(at) - self.x
             pushed = jax.vmap(lambda t: jax.jvp(prox, (at,), (t,))[1], 1, 1)(eye - step * bent)
-            newton = d - jnp.linalg.solve(eye - pushed, d - plain)
-            newton = prox(pulled(self._projected(self.x + newton) - self.x)) - self.x
-            values = jnp.stack([self.value(plain, weight), self.value(newton, weight)])
+            way = jnp.linalg.solve(eye - pushed, d - plain)
+            some = lambda share: self._projected(self.x + d - share * way) - self.x
+            tried = jax.vmap(lambda share: prox(pulled(some(share))) - self.x)(shares)
+            tried = jnp.concatenate([tried, plain[None]])
+            values = jax.vmap(lambda d: self.value(d, weight))(tried)
             values = jnp.where(jnp.isnan(values), jnp.inf, values)
-            least = jnp.min(values)
-            new = jnp.where(values[1] <= values[0], newton, plain)
+            best = jnp.argmin(values)
+            least, new = values[best], tried[best]
             over = ~(least < now - GAINED * jnp.abs(now))
             return jnp.where(least < now, new, d), jnp.minimum(least, now), count + 1, over
 
+        shares = jnp.asarray(SHARES, self.x.dtype)
         going = lambda carry: ~carry[3] & (carry[2] < STEPS)
         zero = jnp.zeros((), weight.dtype)
         first = (jnp.zeros_like(self.x), zero, jnp.zeros((), int), jnp.zeros((), bool))

@@ -72,9 +72,11 @@ AT_LEAST, MOST_TIMES, LEAST_TIMES, REGAIN = 2.0, 100.0, 1.4, 1.5
 # Steps that follow a solution to another ρ; and where they end nowhere, and the other blocks have
 # settled there, the share of ‖∇f‖ in x1's residual that says that φ has a kink nearby.
 FOLLOWING, KICKED = 12, 0.03
-# Shares of the target at which a check is asked for, of residuals and of the gap; and by how much
-# the target shrinks where a check says no.
-READY, READY_GAP, SHRINK = 0.3, 0.1, 0.25
+# The share of the target at which a check is asked for, of residuals; and by how much the target
+# shrinks where a check says no.
+READY, SHRINK = 0.3, 0.25
+# That of the gap, unless rounding stands above it, and the most: x is off by 1/ρ, the gap by 1/ρ².
+READY_GAP, MOST_READY_GAP = 1e-3, 0.1
 
 
 class NewtonState(eqx.Module):
@@ -107,6 +109,7 @@ class NewtonState(eqx.Module):
     loose: Array  # with barriers: the share of ‖∇f‖ at which ρ and τ may change
     idle: Array  # whether x1 had nowhere to go
     tried: Array  # whether the other blocks settle at a ρ to which the solution was not followed
+    kinked: Array  # whether a solution could not be followed from beside it: then by its tangent
     ready: Array  # whether the point may be certified: a check is asked for
     lost: Array  # whether the method has given up
     linear_solves: Array
@@ -238,6 +241,7 @@ class Newton(Engine[NewtonState]):
             loose=one * LOOSE,
             idle=no,
             tried=no,
+            kinked=no,
             ready=no,
             lost=no,
             linear_solves=zero,
@@ -319,7 +323,7 @@ class _Seen(eqx.Module):
     noise: Array  # what of the value may be rounding
     force: Array  # ‖∇f‖, about
     aim: Array  # what residuals shall be,
-    gap_aim: Array  # and what the gap
+    low: Array  # and what the gap
     enough: Array  # the residual at which ρ may grow
     over: Array  # whether the phase is over
 
@@ -344,6 +348,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
     followed = (of_x1 <= enough) & (others <= enough)
     over = jnp.where(s.phase == FOLLOW, followed, settled) & (s.phase != MOVE)
     eps = float(jnp.finfo(value.dtype).eps)
+    low = jnp.clip(64 * eps * size, READY_GAP * gap_aim, MOST_READY_GAP * gap_aim)
     return _Seen(
         of_x1=of_x1,
         others=others,
@@ -354,7 +359,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
         noise=1e3 * eps * (jnp.abs(value) + s.rho * size),
         force=force,
         aim=aim,
-        gap_aim=gap_aim,
+        low=low,
         enough=enough,
         over=over & (s.linear_solves > 0) & ~(s.idle & (s.inner == 0)),
     )
@@ -384,7 +389,7 @@ def _judged(problem: BilevelProblem, s: NewtonState, seen: _Seen) -> NewtonState
 
 def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) -> NewtonState:
     """A new center; then a check is asked for, or ρ grows, or x1 moves."""
-    low = seen.gap <= READY_GAP * seen.gap_aim
+    low = seen.gap <= seen.low
     ready = low & (seen.without <= READY * seen.aim)
     there = low if s.tau is None else ready | (low & (s.tau == 0))
     growing = ~there & (seen.of_x1 <= seen.enough) & (seen.others <= seen.enough)
@@ -392,7 +397,7 @@ def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) ->
     early = (s.outer == 0) & (apart > 2) & ~ready & (s.tau is None)
     arrived = (s.phase == FOLLOW) | s.tried
     times = jnp.where(arrived, jnp.minimum(s.times**REGAIN, MOST_TIMES), s.times)
-    lacks = jnp.sqrt(jnp.maximum(seen.gap, 0) / (READY_GAP * seen.gap_aim))
+    lacks = jnp.sqrt(jnp.maximum(seen.gap, 0) / seen.low)
     wished = jnp.where(low, 1, jnp.maximum(BEYOND * lacks, AT_LEAST))
     only_rho = growing if s.tau is None else growing & (s.tau == 0)
     times = jnp.where(only_rho, jnp.minimum(wished, times), times)
@@ -405,8 +410,8 @@ def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) ->
     phase = jnp.where(early, SETTLE, jnp.where(growing, FOLLOW, MOVE))
     return dataclasses.replace(
         s,
-        iterate=_shifted(problem, s, 1 / grown),
-        known=~(growing | early),
+        iterate=_shifted(problem, s, jnp.where(s.kinked & ~early, 1, 1 / grown)),
+        known=~early & (~growing | s.kinked),
         center=s.iterate,
         center_slope=s.slope,
         center_value=seen.value,
@@ -513,7 +518,7 @@ def _solved(problem: BilevelProblem, s: NewtonState, most: int) -> NewtonState:
         s.phase,
         [
             lambda: _settled(problem, _newton(problem, s, columns, weights, s.blocks.sizes[X1])),
-            lambda: _followed(problem, _newton(problem, s, columns, weights, 0)),
+            lambda: _followed(problem, _stepped(problem, s, columns, weights)),
             lambda: _moved(problem, s, columns, weights),
         ],
     )
@@ -560,6 +565,41 @@ def _newton(
     )
 
 
+def _stepped(
+    problem: BilevelProblem, s: NewtonState, columns: Columns, weights: Array
+) -> NewtonState:
+    """A step of all blocks after a solution to another ρ: first along its tangent, then Newton's.
+
+    The tangent goes by what is held at the solution: to see that from a place beside it would take
+    exactness of 1/ρ. Where it leads farther from the new solution than a shift, that is taken.
+    """
+    newton = lambda: _newton(problem, s, columns, weights, 0)
+    if s.tau is not None:
+        return newton()
+    penalised, natural = _penalised(problem, s), _natural(problem, s)
+    root = jnp.sqrt(s.blocks.spread(s.steps))
+
+    def begun() -> NewtonState:
+        change = penalised.operator(s.iterate) - s.slope
+        d = natural.tangent(s.iterate, s.slope, columns, weights, change)
+        at = dataclasses.replace(s, rho=s.center_rho)
+        shifted = _shifted(problem, at, s.center_rho / s.rho)
+        places = jnp.stack([penalised.projected(s.iterate + d), shifted])
+        slopes = lax.map(penalised.operator, places)
+        left = jnp.stack([trees.norm(root * natural(w, g)) for w, g in zip(places, slopes)])
+        best = jnp.argmin(jnp.where(jnp.isfinite(left), left, jnp.inf))
+        found = jnp.isfinite(left[best])
+        return dataclasses.replace(
+            s,
+            iterate=jnp.where(found, places[best], s.iterate),
+            slope=jnp.where(found, slopes[best], s.slope),
+            inner=jnp.where(found, s.inner + 1, s.inner + FOLLOWING),
+            gradients=s.gradients + 3,
+        )
+
+    return lax.cond(s.kinked & (s.inner == 0), begun, newton)
+
+
 def _settled(problem: BilevelProblem, s: NewtonState) -> NewtonState:
     """A move, or a ρ, at which the other blocks do not settle is taken back.
 
@@ -581,7 +621,7 @@ def _followed(problem: BilevelProblem, s: NewtonState) -> NewtonState:
 
     def settling() -> NewtonState:
         phase = jnp.full_like(s.phase, SETTLE)
-        return dataclasses.replace(_again(problem, s, s.times), phase=phase, tried=far)
+        return dataclasses.replace(_again(problem, s, s.times, True), phase=phase, tried=far)
 
     def moving() -> NewtonState:
         """Back to the center, to bring x1 nearer to where φ is least before it is followed."""
@@ -610,13 +650,16 @@ def _followed(problem: BilevelProblem, s: NewtonState) -> NewtonState:
 
 def _nearer(problem: BilevelProblem, s: NewtonState) -> NewtonState:
     """Follow the solution again, to a ρ that is not as far away."""
-    return _again(problem, s, jnp.sqrt(s.times))
+    return _again(problem, s, jnp.sqrt(s.times), s.tau is not None)
 
 
-def _again(problem: BilevelProblem, s: NewtonState, times: Array) -> NewtonState:
-    """Follow the solution from the center, with ρ there times this."""
+def _again(problem: BilevelProblem, s: NewtonState, times: Array, beside: bool) -> NewtonState:
+    """Follow the solution from the center, or from beside it, with ρ there times this."""
     tau = _smaller(s.center_tau, times, s.target + s.relative)
     at = _at_another(problem, s, jnp.minimum(times, s.wished), tau)
+    if not beside:
+        yes = jnp.ones((), bool)
+        at = dataclasses.replace(at, iterate=s.center, known=yes, kinked=yes)
     return dataclasses.replace(at, times=times, phase=jnp.full_like(s.phase, FOLLOW))
 
 

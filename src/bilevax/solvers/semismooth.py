@@ -99,7 +99,20 @@ class Natural(eqx.Module):
         self, w: Array, slope: Array, columns: Columns, weights: Array, first: int = 0
     ) -> Array:
         """d with A·d = −R in the entries from the first one on, and zero in those before."""
+        return self._direction(self.equation(w, slope, columns, weights), first)
+
+    def tangent(
+        self, w: Array, slope: Array, columns: Columns, weights: Array, change: Array
+    ) -> Array:
+        """From a zero w of R, the way to where it is after F has changed: A·d = −D·change.
+
+        What holds the entries there decides; the columns are those of the new F.
+        """
         equation = self.equation(w, slope, columns, weights)
+        rest = columns.chosen(self._pushed(w, slope, change))
+        return self._direction(dataclasses.replace(equation, rest=rest), 0)
+
+    def _direction(self, equation: Equation, first: int) -> Array:
         d = equation.solved(-equation.rest[first:, None], first)[:, 0]
         return equation.spread(jnp.concatenate([jnp.zeros(first, d.dtype), d]))
 
