@@ -26,17 +26,29 @@ INSIDE = "can only be passed to top-level"
 # Each compiled program maps memory, and Linux allows a process so many maps unless told otherwise.
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 USUAL_MOST_MAPS = 65_530
+# What the names of JAX's events for tracing, lowering and compiling begin with.
+COMPILING = "/jax/core/compile/"
 # After so many new programs the maps are counted.
 COUNT_AFTER = 64
 
 _compiled = 0
+_seconds = 0.0  # of tracing, lowering and compiling
 _counted = 0
 _released = 0  # how often all programs were dropped
 
 
-def _note(event: str, *_: Any, **__: Any) -> None:
-    global _compiled
+def _note(event: str, seconds: float, **__: Any) -> None:
+    global _compiled, _seconds
     _compiled += event.endswith("backend_compile_duration")
+    _seconds += seconds if event.startswith(COMPILING) else 0.0
+
+
+def compile_seconds() -> float:
+    """The seconds that this process has spent on tracing, lowering and compiling so far.
+
+    A function that is traced inside another one counts in both.
+    """
+    return _seconds
 
 
 jax.monitoring.register_event_duration_secs_listener(_note)

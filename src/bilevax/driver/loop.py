@@ -23,6 +23,7 @@ from bilevax.driver.pieces import Piece, compile_first, is_quick, next_steps, re
 from bilevax.driver.runaway import runaway
 from bilevax.driver.solution import Solution, Status
 from bilevax.problems import Point
+from bilevax.programs import compile_seconds
 from bilevax.progress import Progress
 from bilevax.solvers.base import Solver, Task, initial
 
@@ -176,7 +177,9 @@ class Run:
             return False
         self.reviewed_at = self.schedule.next_check
         signals = jax.device_get(piece.signals)
+        begun, before = time.perf_counter(), compile_seconds()
         solver, state, changed = self.asked.reviewed(self.solver, self.task, self.state, signals)
+        self._leave_out(min(time.perf_counter() - begun, compile_seconds() - before))
         if state is None:
             self._begin_anew(solver, piece.point)
         else:
