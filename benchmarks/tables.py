@@ -265,27 +265,47 @@ def same_path() -> str:
         if r is not None
     ]
     header = ["part", "certified by both", "same count", *QUARTILES]
-    totals: dict[str, list[int]] = {}
+    prices = {
+        r["key"].split()[1]: r["system_gradients"]
+        for r in record["these"]
+        if r["status"] == "price"
+    }
+    totals: dict[str, list[float]] = {}
     for side, name in enumerate(("these", "others")):
         for r in record[name]:
-            both = totals.setdefault(r["key"].rpartition("=")[2], [0, 0])
-            both[side] += r.get("gradients", 0)
+            if r["status"] == "price":
+                continue
+            sums = totals.setdefault(r["key"].rpartition("=")[2], [0.0, 0.0, 0.0, 0.0])
+            sums[side] += r.get("gradients", 0)
+            if name == "these":
+                sums[2] += r["linear_solves"]
+                sums[3] += 2 * prices[r["key"].split()[1]] * r["linear_solves"]
     summed = [
-        [bound, *(f"{count:,}" for count in both), f"{both[0] / both[1]:.2f}"]
-        for bound, both in totals.items()
+        [
+            bound,
+            f"{own:,.0f}",
+            f"{systems:,.0f}",
+            f"{priced:,.0f}",
+            f"{other:,.0f}",
+            f"{own / other:.2f}",
+            f"{(own + priced) / other:.2f}",
+        ]
+        for bound, (own, other, systems, priced) in totals.items()
     ]
+    priced = ", ".join(f"{size}: {price:,.0f}" for size, price in prices.items())
     return f"""## The same path in two versions
 
 Gradients of this version over those of 0.1.0 on the linear problems, default settings. Of
 {found["solves"]} solves, {len(found["lost"])} lost a certificate and {len(found["gained"])} gained
 one. Single counts differ both ways, since small programs are compiled with other options and
-rounding decides where a path goes. `{record["command"]}`
+rounding decides where a path goes. First-order steps end by linear systems; what one costs in
+gradients was measured ({priced}). `{record["command"]}`
 
 {table([name.replace("_", " ") for name in header], rows)}
 
-All instances together:
+All instances together; `priced` is twice what the systems cost:
 
-{table(["ε", "gradients", "0.1.0", "ratio"], summed)}
+{table(["ε", "gradients", "systems", "priced", "0.1.0", "ratio", "ratio, priced"], summed)}
 """
 
 

@@ -37,10 +37,10 @@ _counted = 0
 _released = 0  # how often all programs were dropped
 
 
-def _note(event: str, seconds: float, **__: Any) -> None:
+def _note(event: str, duration_secs: float, **__: Any) -> None:
     global _compiled, _seconds
     _compiled += event.endswith("backend_compile_duration")
-    _seconds += seconds if event.startswith(COMPILING) else 0.0
+    _seconds += duration_secs if event.startswith(COMPILING) else 0.0
 
 
 def compile_seconds() -> float:

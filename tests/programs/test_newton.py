@@ -86,18 +86,39 @@ def test_the_direction_is_that_of_numpy():
     np.testing.assert_allclose(hessian, H, atol=1e-13)
     np.testing.assert_allclose(natural(flat, slope), rest, atol=1e-13)
     np.testing.assert_array_equal(natural.held(flat, slope), ~free)
-    every, still = jnp.ones(12, bool), jnp.asarray(blocks.owner != 0)
     part = np.concatenate([np.zeros(2), np.linalg.solve(J[2:, 2:], -rest[2:])])
     # In all columns, and in those only that are not held, with one that is, and without one.
     wanted = int(np.sum(free | (np.arange(12) < 2)))
     for most in (12, wanted + 1, wanted):
         columns = natural.columns(flat, natural.free(flat, slope), most)
         assert columns.hessian.shape == (12, most)
-        found = natural.direction(flat, slope, columns, jnp.asarray(W), every)
+        found = natural.direction(flat, slope, columns, jnp.asarray(W))
         np.testing.assert_allclose(found, np.linalg.solve(J, -rest), atol=1e-11)
-        found = natural.direction(flat, slope, columns, jnp.asarray(W), still)
+        found = natural.direction(flat, slope, columns, jnp.asarray(W), 2)
         np.testing.assert_allclose(found, part, atol=1e-11)
     assert int(jnp.sum(natural.free(flat, slope))) == wanted
+
+
+def test_the_tangent_leads_to_the_new_solution():
+    """P is quadratic: while the same entries are held, the way is exact."""
+    problem, *_ = coupled_saddle()
+    blocks = Blocks.of((np.zeros(2), np.zeros(3), np.zeros(2)), (None, np.zeros(3), np.zeros(2)))
+    steps, none = jnp.full(6, 0.05), jnp.zeros(12)
+    at = lambda rho: Natural(Penalised(problem, jnp.asarray(rho), blocks), steps)
+    w = jnp.zeros(12)
+    for _ in range(30):  # Newton's steps to the solution at ρ = 3
+        natural, slope = at(RHO), at(RHO).penalised.operator(w)
+        columns = natural.columns(w, slope, 12)
+        w = natural.penalised.projected(w + natural.direction(w, slope, columns, none))
+    slope = at(RHO).penalised.operator(w)
+    assert float(jnp.abs(at(RHO)(w, slope)).max()) < 1e-10
+    assert 0 < int(jnp.sum(at(RHO).held(w, slope))) < 12
+    larger = at(1.2 * RHO)
+    change = larger.penalised.operator(w) - slope
+    columns = larger.columns(w, slope, 12)
+    there = w + at(RHO).tangent(w, slope, columns, none, change)
+    rest = larger(there, larger.penalised.operator(there))
+    assert float(jnp.abs(rest).max()) < 1e-9 < float(jnp.linalg.norm(there - w))
 
 
 @functools.cache

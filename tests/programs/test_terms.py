@@ -555,3 +555,14 @@ def test_shapes_are_enough_for_the_bounds(name):
     assert float(case.term.diameter(shape)) == pytest.approx(case.diameter(), rel=1e-5)
     expected = call(case, "supremum", np.zeros(case.size))
     assert float(case.term.supremum(shape)) == pytest.approx(expected, rel=1e-5)
+
+
+@each()
+def test_an_entrywise_prox_moves_each_entry_by_its_own(case):
+    """Where a term says so; and the plain ones do."""
+    v = np.random.default_rng(0).normal(scale=2.0, size=case.size)
+    prox = lambda v: ravel_pytree(case.term.prox(case.tree(v, np.float64), 0.7))[0]
+    shift = lambda i: np.asarray(prox(v + 0.3 * np.eye(case.size)[i]) - prox(v))
+    crossed = [np.delete(shift(i), i) for i in range(case.size)]
+    assert not case.term.is_entrywise or np.abs(crossed).max() == 0
+    assert case.term.is_entrywise or not isinstance(case.term, Box | L1 | Free)

@@ -108,7 +108,7 @@ class Run:
         self.piece = schedule.next_piece(self.piece, self.gradients - before, seconds, step)
         self._show()
         reached = self.gradients + step > self._mark
-        if reached and self.schedule.next_check <= self.limits.most:
+        if reached and not self._no_review:
             self.schedule.check_passed()
         elif self.gradients == before and not done and not reached:
             self.piece *= 2  # one step needs more gradients than a piece had room for
@@ -129,7 +129,8 @@ class Run:
             return status
         if away := runaway(self.task.problem, self.task.start, piece.point):
             return sentences.unbounded(self.summary, away)
-        no_room = self.gradients + self.solver.gradients_per_step > self.limits.most
+        step = self.solver.gradients_per_step
+        no_room = self.gradients + step > (self._mark if self._no_review else self.limits.most)
         late, stalled = self.limits.late(self.clock), self._stalled()
         ended = (done or stalled) and not (no_room or late)
         if ended and (jump := kink(self.verdicts.judge.problem, piece.point)):
@@ -166,14 +167,15 @@ class Run:
 
     def _judge(self, piece: Piece) -> bool:
         """Judge the current point. Says whether the solver sees another problem since then."""
-        if self.checked_at == (self.gradients, bool(piece.ready)):
-            return False
-        self.checked_at = (self.gradients, bool(piece.ready))
-        certificate = self.verdicts.add(piece.point, self.gradients, self.clock.seconds)
+        here, holds = (self.gradients, bool(piece.ready)), False
+        if self.checked_at != here:  # a resumed run has judged where it begins
+            self.checked_at = here
+            certificate = self.verdicts.add(piece.point, self.gradients, self.clock.seconds)
+            holds = self.verdicts.judge.holds(certificate)
         # Only checks on the schedule count for the solver: one at the end of a budget must leave no
         # trace in a run that is then resumed.
         scheduled = self.schedule.next_check > self.reviewed_at
-        if not scheduled or self.verdicts.judge.holds(certificate):
+        if not scheduled or holds:
             return False
         self.reviewed_at = self.schedule.next_check
         signals = jax.device_get(piece.signals)
@@ -265,6 +267,12 @@ class Run:
     def _mark(self) -> int:
         """The gradients at which the next check is due, or the budget ends."""
         return min(self.schedule.next_check, self.limits.most)
+
+    @property
+    def _no_review(self) -> bool:
+        """Whether the budget has no room for the next check's review: a resumed run has it."""
+        most = self.schedule.next_check + self.solver.review_gradients(self.state)
+        return most > self.limits.most
 
     def _steps(self, limit: int) -> Piece:
         return next_steps(self.solver, *self._place, limit)

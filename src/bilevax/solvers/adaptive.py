@@ -21,7 +21,7 @@ from bilevax.programs import quick
 from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.continuation import Continuation, Seen
 from bilevax.solvers.curvature import SAFETY, X2, Y2, Z1, Z2, Blocks, Curvature, products
-from bilevax.solvers.endgame import ended, free_entries, size_for
+from bilevax.solvers.endgame import SYSTEMS, ended, free_entries, size_for
 from bilevax.solvers.penalised import Engine, Penalised, first_penalty
 from bilevax.solvers.reach import evened, extent, lengths, renewed
 from bilevax.trees import Tree
@@ -49,11 +49,12 @@ TINY, STUCK = 1e-5, 3
 # How often all curvatures are measured at first; later they are renewed when the gradients have
 # grown by this factor.
 FIRST_ROUNDS, REFRESH = 3, 1.5
-# End games: not before so many gradients, for their programs have to be compiled; all together at
-# most this share of all gradients, and none with more unknowns than this. One has arrived when its
-# residual is this share of the target.
-END_GRADIENTS, END_SHARE, MOST_FREE = 2000, 0.25, 3000
-ARRIVED = 0.3
+# End games: not before so many gradients, for their programs have to be compiled, and where one
+# more system is at most this share of all gradients with those before; it takes about as long as so
+# many gradients for each of its unknowns. Its columns have at most so many numbers. One has arrived
+# when its residual is this share of the target.
+END_GRADIENTS, END_SHARE, END_PRICE = 3000, 0.2, 2
+MOST_NUMBERS, ARRIVED = 10_000_000, 0.3
 
 
 class AdaptiveState(eqx.Module):
@@ -86,7 +87,7 @@ class AdaptiveState(eqx.Module):
     since: Array  # steps since the anchor
     inner: Array  # gradients of this subproblem
     outer: Array
-    ended: Array  # the value of `outer` when an end game was tried last
+    ended: Array  # the value of `outer` when free entries were counted last, for an end game
     systems: Array  # what the end games took, in gradients
     ready: Array  # whether one has arrived: a check is asked for
     linear_solves: Array
@@ -116,6 +117,8 @@ class Adaptive(Engine[AdaptiveState]):
     - Subproblems: solved relative to how far they move the iterate, warm-started.
     - ρ: grows while the gap bound is above the target, and the residual does not explain it; a
       first guess that was too large shrinks.
+    - End game: once in a while, after a check, Newton's steps in the entries that no term holds.
+      Where these entries are the right ones, a system or two end at rounding.
 
     `rho` and `step_size` are first guesses. The certificate ends the run; the method itself gives
     up only where no W makes its subproblems monotone, or no step is short enough for them, or after
@@ -136,6 +139,9 @@ class Adaptive(Engine[AdaptiveState]):
     @property
     def gradients_per_step(self) -> int:
         return 2
+
+    def review_gradients(self, state: AdaptiveState) -> int:
+        return SYSTEMS + 2 if int(state.gradients) >= END_GRADIENTS else 0
 
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> Adaptive:
         require(problem, BilevelProblem, "Adaptive")
@@ -236,9 +242,10 @@ class Adaptive(Engine[AdaptiveState]):
         if spent >= END_GRADIENTS and int(state.outer) > int(state.ended):
             state, free = _with_free_entries(task.problem, state)
             free = int(free)
-        room = END_SHARE * spent - int(state.systems)
-        if 0 < free <= min(room, MOST_FREE):
-            state = _end(task.problem, state, size_for(free), np.asarray(free))
+        price, room = END_PRICE * free, END_SHARE * spent - int(state.systems)
+        size = size_for(free)
+        if 0 < price <= room and size * state.center.size <= MOST_NUMBERS:
+            state = _end(task.problem, state, size, np.asarray(price))
         return prepared, state, False
 
     def output(self, problem: BilevelProblem, state: AdaptiveState) -> Point:
@@ -443,8 +450,8 @@ def _conclude(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
         boost=jnp.maximum(1, 0.9 * s.boost),
         stuck=jnp.where(s.step_size < TINY, s.stuck + 1, 0),
         surprised=jnp.zeros((), bool),
-        probing=jnp.where(stale, rounds, 0).astype(s.probing.dtype),
-        event=jnp.where(stale, NOTHING, BEGIN).astype(s.event.dtype),
+        probing=jnp.where(stale, rounds, s.probing).astype(s.probing.dtype),
+        event=jnp.where(stale | (s.probing > 0), NOTHING, BEGIN).astype(s.event.dtype),
         outer=s.outer + 1,
     )
 
@@ -480,15 +487,12 @@ def _with_free_entries(problem: BilevelProblem, s: AdaptiveState) -> tuple[Adapt
 
 
 @quick
-def _end(problem: BilevelProblem, s: AdaptiveState, most: int, cost: Array) -> AdaptiveState:
-    """An end game from the outer iterate: its end, if it arrives, is that of a subproblem.
-
-    A system takes about as long as so many gradients as it has unknowns.
-    """
+def _end(problem: BilevelProblem, s: AdaptiveState, most: int, price: Array) -> AdaptiveState:
+    """An end game from the outer iterate: its end, if it arrives, is that of a subproblem."""
     ending = ended(_penalised(problem, s), _steps(s), s.center, most)
     s = dataclasses.replace(
         s,
-        systems=s.systems + cost * ending.solves,
+        systems=s.systems + price * ending.solves,
         linear_solves=s.linear_solves + ending.solves,
         gradients=s.gradients + ending.gradients,
     )

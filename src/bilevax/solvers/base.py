@@ -160,6 +160,10 @@ class Solver(eqx.Module, Generic[State]):
         """
         return prepared, state, False
 
+    def review_gradients(self, state: State) -> int:
+        """The most gradients that `reviewed` takes from this state."""
+        return 0
+
     def relieved(self, prepared: Any, task: Task, state: State) -> Solver | None:
         """The method that goes on, prepared, where this one has given up; None if none does."""
         return None

@@ -48,6 +48,9 @@ class Sequence(Solver[Any]):
     def gradients_per_step(self) -> int:
         return self._now.gradients_per_step
 
+    def review_gradients(self, state: Any) -> int:
+        return self._now.review_gradients(state)
+
     def _with(self, now: Solver, at: int) -> Sequence:
         return Sequence(*self.solvers, at=at, prepared=now)
 
@@ -150,6 +153,9 @@ class Reformulated(Solver[ReformulatedState]):
     def gradients_per_step(self) -> int:
         return self.inner.gradients_per_step
 
+    def review_gradients(self, state: ReformulatedState) -> int:
+        return self.inner.review_gradients(state.inner)
+
     def prepare(self, problem: Any, start: Point, tolerance: float) -> Reformulated:
         return self.prepared_for(Task(problem, start, tolerance))
 
@@ -175,23 +181,18 @@ class Reformulated(Solver[ReformulatedState]):
     def reviewed(
         self, prepared: Reformulated, task: Task, state: ReformulatedState, signals: Tree
     ) -> tuple[Reformulated, ReformulatedState | None, bool]:
-        new, changed = state.reformulation.reviewed(task.problem, signals)
+        own, its = signals
+        new, changed = state.reformulation.reviewed(task.problem, own)
         state = dataclasses.replace(state, reformulation=new)
         if not changed:
             seen = _seen(task, new)
-            found = self.inner.reviewed(prepared.inner, seen, state.inner, signals)
-            return self._with_inner(prepared, state, *found)
+            inner, its, other = self.inner.reviewed(prepared.inner, seen, state.inner, its)
+            kept = None if its is None else dataclasses.replace(state, inner=its)
+            return Reformulated(inner, self.kind, new), kept, other
         if prepared.part.keeps_state:
             return prepared, state, True
         inner = self.inner.prepared_again(prepared.inner, _seen(task, new))
         return Reformulated(inner, self.kind, new), None, True
-
-    def _with_inner(
-        self, prepared: Reformulated, state: ReformulatedState, inner: Solver, its: Any, new: bool
-    ) -> tuple[Reformulated, ReformulatedState | None, bool]:
-        """What the inner solver goes on with, in terms of the stated problem."""
-        following = Reformulated(inner, self.kind, prepared.first)
-        return following, None if its is None else dataclasses.replace(state, inner=its), new
 
     def init(self, problem: Any, start: Point) -> ReformulatedState:
         assert self.first is not None
@@ -222,7 +223,9 @@ class Reformulated(Solver[ReformulatedState]):
         return state.reformulation.stated_point(self._inner_output(problem, state))
 
     def signals(self, problem: Any, state: ReformulatedState) -> Tree:
-        return state.reformulation.signals(self._inner_output(problem, state))
+        own = state.reformulation.signals(self._inner_output(problem, state))
+        seen = state.reformulation.problem(problem)
+        return own, self.inner.signals(seen, state.inner)
 
 
 @quick

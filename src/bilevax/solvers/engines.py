@@ -21,8 +21,8 @@ from bilevax.solvers.penalised import sizes_of
 
 # Curvature below this share of slopes, over a unit of length, counts as none.
 STRAIGHT = 1e-9
-# First-order steps that begin leave off after so many gradients: at least so many, and about what a
-# hundred of Newton's linear systems cost.
+# First-order steps that begin leave off after so many gradients: at least so many, and about what
+# some tens of Newton's linear systems cost.
 PATIENCE, PATIENCE_AN_ENTRY = 5_000, 60
 
 

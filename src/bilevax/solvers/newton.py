@@ -19,7 +19,14 @@ from bilevax.problems.validation import require
 from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.curvature import X1, Blocks
 from bilevax.solvers.model import Model
-from bilevax.solvers.penalised import Engine, Penalised, first_barrier, first_penalty, sizes_of
+from bilevax.solvers.penalised import (
+    OF_LOWER,
+    Engine,
+    Penalised,
+    first_barrier,
+    first_penalty,
+    sizes_of,
+)
 from bilevax.solvers.reach import extent
 from bilevax.solvers.semismooth import Columns, Natural
 from bilevax.trees import Layout, Tree
@@ -348,6 +355,8 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
     followed = (of_x1 <= enough) & (others <= enough)
     over = jnp.where(s.phase == FOLLOW, followed, settled) & (s.phase != MOVE)
     eps = float(jnp.finfo(value.dtype).eps)
+    # Nothing was done in the phase yet, or the slope is that of the ρ before.
+    unseen = (s.inner == 0) & (s.idle | ((s.phase == FOLLOW) & s.kinked))
     low = jnp.clip(64 * eps * size, READY_GAP * gap_aim, MOST_READY_GAP * gap_aim)
     return _Seen(
         of_x1=of_x1,
@@ -361,7 +370,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
         aim=aim,
         low=low,
         enough=enough,
-        over=over & (s.linear_solves > 0) & ~(s.idle & (s.inner == 0)),
+        over=over & (s.linear_solves > 0) & ~unseen,
     )
 
 
@@ -528,7 +537,7 @@ def _solved(problem: BilevelProblem, s: NewtonState, most: int) -> NewtonState:
 def _newton(
     problem: BilevelProblem, s: NewtonState, columns: Columns, weights: Array, first: int
 ) -> NewtonState:
-    """A Newton step of the entries from the first one on, halved until their residual falls.
+    """A Newton step of the entries from the first one on, halved until the residual does not grow.
 
     The residual is measured in the metric of the curvatures, in which proximal point steps never
     make it larger. Where no step is found, the iterate stays.
@@ -580,8 +589,11 @@ def _stepped(
     root = jnp.sqrt(s.blocks.spread(s.steps))
 
     def begun() -> NewtonState:
-        change = penalised.operator(s.iterate) - s.slope
-        d = natural.tangent(s.iterate, s.slope, columns, weights, change)
+        # P has the lower level's terms ρ times: with slopes that grew alike, w is a zero of R.
+        of_lower = jnp.isin(jnp.asarray(s.blocks.owner), jnp.asarray(OF_LOWER))
+        slope = jnp.where(of_lower, s.rho / s.center_rho, 1) * s.slope
+        change = penalised.operator(s.iterate) - slope
+        d = natural.tangent(s.iterate, slope, columns, weights, change)
         at = dataclasses.replace(s, rho=s.center_rho)
         shifted = _shifted(problem, at, s.center_rho / s.rho)
         places = jnp.stack([penalised.projected(s.iterate + d), shifted])

@@ -56,8 +56,8 @@ class Natural(eqx.Module):
     def columns(self, w: Array, free: Array, most: int) -> Columns:
         """∂F, in all its columns or, of more than so many, in those of free entries.
 
-        These must not be more than that. Where a derivative is not finite, as that of |y|^1.5 is at
-        zero, it counts as none: another place will have one.
+        These must not be more than that, and keep their order. Where a derivative is not finite, as
+        that of |y|^1.5 is at zero, it counts as none: another place will have one.
         """
         known = lambda hessian: jnp.where(jnp.isfinite(hessian), hessian, 0)
         if w.size <= most:
