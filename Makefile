@@ -76,6 +76,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/sapd_overhead.py --json benchmarks/results/sapd_overhead.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/robust.py --json benchmarks/results/robust.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/people.py $(beside) --json benchmarks/results/people.json --plot benchmarks/results/people.png
+	test ! -d ../shared/data || $(BIN)/python benchmarks/model_problem.py --json benchmarks/results/model_problem.json
 	$(BIN)/python benchmarks/robust_large.py --json benchmarks/results/robust_large.json
 	# On an accelerator (its results are kept): benchmarks/deep_cost.py and benchmarks/deep_dominoes.py.
 	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json

@@ -361,6 +361,33 @@ What looking around adds to a solve in a fresh process, in CPU seconds:
 """
 
 
+def model_problem() -> str:
+    record = read("model_problem")
+    rows = [
+        [
+            r["case"],
+            str(r["seed"]),
+            r["status"],
+            f"{r['epsilon']:.0e}",
+            str(r["linear_solves"]),
+            f"{r['seconds']:.1f}",
+            f"{r['compile_seconds']:.1f}",
+            f"{r['objective']:.5f}",
+            f"{r['own_objective']:.5f}",
+        ]
+        for r in record["results"]
+    ]
+    header = ["table", "seed", "status", "ε", "systems", "seconds", "compiling", "F", "estimator's"]
+    return f"""## What the tuned classifiers solve, through `bilevax.solve`
+
+`TunedGroupDROClassifier().problem(…)` at 1,500 training rows and a tolerance of 10⁻⁵. F, the worst
+validation loss, may be another local minimum than the estimator's, which has starts of its own.
+`{record["command"]}`
+
+{table(header, rows)}
+"""
+
+
 def people() -> str:
     results = read("people")["results"]
     names = list(dict.fromkeys(r["name"] for r in results))
@@ -724,6 +751,7 @@ within one run do. Every number below is read from `results/` by `tables.py`.
     others = measured(
         first_answer,
         people,
+        model_problem,
         same_path,
         exact_arithmetic,
         certifying,

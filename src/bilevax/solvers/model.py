@@ -15,8 +15,9 @@ from bilevax.trees import Layout
 
 # The least point is sought in at most so many steps, or until a step gains no more than this share.
 STEPS, GAINED = 30, 1e-6
-# The shares of a Newton step that are tried: where bounds cut it, a full one may lead up.
-SHARES = (1.0, 0.5, 0.2, 0.05, 0.01)
+# The shares of a Newton step that are tried: where bounds cut it, a full one may lead up, and that
+# of a model that is nearly flat is many times too long.
+SHARES = tuple(4.0**-k for k in range(11))
 # The weight grows by this factor until the model is convex, from this share of the curvature on.
 GROWTH, LEAST_WEIGHT, MOST_GROWTHS = 4.0, 1e-6, 60
 
