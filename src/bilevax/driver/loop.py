@@ -15,6 +15,7 @@ import jax
 
 from bilevax.driver import schedule, sentences
 from bilevax.driver.checkpoint import RunState, fingerprint, save_or_warn
+from bilevax.driver.handover import relief, review
 from bilevax.driver.judging import Judge, Verdicts
 from bilevax.driver.kinks import kink
 from bilevax.driver.limits import Clock, Limits, is_true
@@ -23,7 +24,6 @@ from bilevax.driver.pieces import Piece, compile_first, is_quick, next_steps, re
 from bilevax.driver.runaway import runaway
 from bilevax.driver.solution import Solution, Status
 from bilevax.problems import Point
-from bilevax.programs import compile_seconds
 from bilevax.progress import Progress
 from bilevax.solvers.base import Solver, Task, initial
 
@@ -178,22 +178,15 @@ class Run:
         if not scheduled or holds:
             return False
         self.reviewed_at = self.schedule.next_check
-        signals = jax.device_get(piece.signals)
-        begun, before = time.perf_counter(), compile_seconds()
-        solver, state, changed = self.asked.reviewed(self.solver, self.task, self.state, signals)
-        self._leave_out(min(time.perf_counter() - begun, compile_seconds() - before))
-        if state is None:
-            self._begin_anew(solver, piece.point)
+        found = review(self.asked, self.solver, self.task, self.state, piece.signals)
+        self._leave_out(found.compile_seconds)
+        if found.state is None:
+            self._begin_anew(found.solver, piece.point)
         else:
-            self.solver, self.state = solver, state
-            self._judge_again(piece)
-        return changed
-
-    def _judge_again(self, piece: Piece) -> None:
-        """Judge where a review has led, if it asks for that."""
-        if bool(piece.ready) or not bool(self.solver.is_ready(self.task.problem, self.state)):
-            return
-        self.verdicts.add(self._compiled().point, self.gradients, self.clock.seconds)
+            self.solver, self.state = found.solver, found.state
+        if found.ready and not bool(piece.ready):
+            self.verdicts.add(self._compiled().point, self.gradients, self.clock.seconds)
+        return found.changed
 
     def _stalled(self) -> bool:
         part, since = self.solver.part, self.fell_back_at or 0
@@ -204,18 +197,14 @@ class Run:
         """Let another method go on where this one does not, if there is one."""
         begun = time.perf_counter()
         try:
-            task = dataclasses.replace(self.task, start=self.verdicts.best)
-            following = self.asked.relieved(self.solver, task, self.state)
-            anew = following is not None and following.part.begins_anew
-            if anew:  # with constants from there, too
-                task = self.task
-                following = self.asked.relieved(self.solver, task, self.state)
+            place = (self.asked, self.solver, self.task, self.verdicts.best, self.state)
+            following, start = relief(*place)
         except ValueError as error:
             self.refused = sentences.cannot_follow(error)
             return False
         if following is None:
             return False
-        self.take_over(following, task.start)
+        self.take_over(following, start)
         self._leave_out(time.perf_counter() - begun)
         self.schedule.postpone(self.gradients)
         return True
@@ -306,12 +295,6 @@ class Run:
 
     def solution(self, status: Status) -> Solution:
         """What the run returns if it ends now."""
-        return Solution.of(
-            self.snapshot(),
-            status,
-            self.verdicts.certificate,
-            self.task,
-            gradients=self.gradients,
-            linear_solves=self.linear_solves,
-            compile_seconds=self.compile_seconds,
-        )
+        counts = {"gradients": self.gradients, "linear_solves": self.linear_solves}
+        judged = (self.snapshot(), status, self.verdicts.certificate, self.task)
+        return Solution.of(*judged, **counts, compile_seconds=self.compile_seconds)
