@@ -80,7 +80,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/robust_large.py --json benchmarks/results/robust_large.json
 	# On an accelerator (its results are kept): benchmarks/deep_cost.py and benchmarks/deep_dominoes.py.
 	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json
-	test ! -f ../shared/data/basblib.json || $(BIN)/bilevax bench suite ../shared/data/basblib.json --json benchmarks/results/suite.json
+	test ! -f ../shared/data/basblib.json || $(BIN)/bilevax bench suite ../shared/data/basblib.json --tolerance 1e-6 --json benchmarks/results/suite.json
 	$(BIN)/python benchmarks/tables.py
 
 clean:

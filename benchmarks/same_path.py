@@ -243,7 +243,7 @@ def compared(these: list[dict], others: list[dict]) -> dict[str, Any]:
 
 
 def paired(these: list[dict], others: list[dict]) -> dict[str, tuple[dict, dict]]:
-    by_key = {row["key"]: row for row in others}
+    by_key = {row["key"]: row for row in others if row["status"] != "price"}
     return {row["key"]: (row, by_key[row["key"]]) for row in these if row["key"] in by_key}
 
 
