@@ -140,7 +140,8 @@ class Newton(Engine[NewtonState]):
     - Where the move made φ fall by leaving the lower level's solution, so that F rose, ρ grows.
     - Follow: where x1 is stationary and the gap is not small yet, ρ grows. (z1, y2) solve the lower
       level whatever ρ is and (y1, z2) are off by 1/ρ, so they start nearer by as much; then all
-      blocks take Newton steps at once, and a factor that was too large is tried again by its root.
+      blocks take Newton steps at once, and a factor that was too large is tried again by its root,
+      along the tangent of the solution, which goes by what is held there.
 
     Where a bound, a constraint or an adversary's weight changes sides, φ has a kink. With
     `interior`, all blocks but x1 have τ times a logarithmic barrier of their bounds on top, which
