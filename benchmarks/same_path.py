@@ -106,8 +106,7 @@ def price(n: int) -> float | None:
     found = bx.solve(instance.problem, instance.start, tolerance=1e-6, progress=False)
     state, problem = found.state.solver_state, instance.problem
     problem, state = state.reformulation.problem(problem), state.inner
-    _, free = adaptive._with_free_entries(problem, state)
-    size = endgame.size_for(int(free))
+    size = endgame.size_for(int(adaptive._with_free_entries(problem, state).free))
 
     @jax.jit
     def gradients(w: Any) -> Any:

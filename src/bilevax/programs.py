@@ -19,6 +19,9 @@ from bilevax.arguments import tracing
 # On a CPU these options make the compiler three times as fast, and what it compiles up to three
 # times as slow: right for a program that runs seldom. Versions that lack one do without it.
 QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
+# With this instead it takes up to twice as long, and loops over large arrays run almost as fast as
+# they can: right for a program that runs some hundred times.
+STEADY = {"xla_backend_optimization_level": 1}
 # With arguments of more entries than this, time to run outweighs time to compile in any program.
 LARGE = 1 << 20
 # What JAX says where a program with options is called while another one is traced.
@@ -61,21 +64,21 @@ class Program:
     the function is a part of that one.
     """
 
-    def __init__(self, function: Callable[..., Any], *, quick: bool):
+    def __init__(self, function: Callable[..., Any], *, quick: bool, options: dict | None = None):
         functools.update_wrapper(self, function)
-        self._function, self._quick = function, quick
-        self._jits: dict[tuple[str, ...], Any] = {}
+        self._function, self._quick, self._options = function, quick, options or {}
+        self._jits: dict[tuple, Any] = {}
         self._known: set[int] = set()
 
     def _jitted(self, arguments: tuple) -> Any:
         on_cpu = jax.default_backend() == "cpu"
         quick = self._quick and on_cpu and entries(arguments) <= LARGE
-        names = tuple(QUICK) if quick else ()
-        if names not in self._jits:
+        options = {name: self._options.get(name, QUICK[name]) for name in QUICK} if quick else {}
+        kind = tuple(options.items())
+        if kind not in self._jits:
             jit: Any = eqx.filter_jit
-            options = {name: QUICK[name] for name in names} or None
-            self._jits[names] = jit(self._function, compiler_options=options)
-        return self._jits[names]
+            self._jits[kind] = jit(self._function, compiler_options=options or None)
+        return self._jits[kind]
 
     def __call__(self, *arguments: Any) -> Any:
         if any(tracing(leaf) for leaf in jax.tree.leaves(arguments)):
@@ -143,6 +146,11 @@ def entries(tree: Any) -> int:
 def quick(function: Callable[..., Any]) -> Program:
     """A program that runs seldom: what counts is the time of its compilation."""
     return Program(function, quick=True)
+
+
+def steady(function: Callable[..., Any]) -> Program:
+    """A program with large arrays that runs some hundred times."""
+    return Program(function, quick=True, options=STEADY)
 
 
 def optimised(function: Callable[..., Any]) -> Program:

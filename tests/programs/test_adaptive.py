@@ -12,6 +12,7 @@ import pytest
 
 import bilevax as bx
 from bilevax import terms, trees
+from bilevax.driver import pieces
 from bilevax.problems import library
 from bilevax.solvers.adaptive import MISTRUST, _shifted
 from bilevax.solvers.multipliers import first_bounds
@@ -49,13 +50,13 @@ def test_every_instance_is_certified_near_its_answer(name):
     assert abs(solution.certificate.objective - instance.value) <= instance.modulus * np.sqrt(1e-3)
 
 
-def test_tighter_tolerances_cost_little_more():
+def test_tighter_tolerances_cost_little_more(monkeypatch):
     """Another tolerance is an argument of the same program; the answer is nearer for it."""
-    instance = get("least_squares")
-    loose, tight = solved("least_squares"), solved("least_squares", 1e-6)
+    instance, loose = get("least_squares"), solved("least_squares")
+    monkeypatch.setattr(pieces._quick_steps, "lower", pytest.fail)  # steps are compiled already
+    tight = solved("least_squares", 1e-6)
     assert tight.status == "certified", tight.status
     assert tight.gradients < 20 * loose.gradients
-    assert tight.compile_seconds < 0.5 * loose.compile_seconds + 0.5
     np.testing.assert_allclose(tight.point.x1, instance.point.x1, atol=8e-3)
     assert tight.certificate.objective == pytest.approx(instance.value, abs=8e-3)
 

@@ -89,6 +89,14 @@ def test_a_program_with_large_arguments_is_compiled_well():
     assert () in program._jits
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the options are for a CPU")
+def test_a_steady_program_differs_from_a_quick_one_in_its_own_options_only():
+    program = programs.steady(lambda a: a)
+    program._jitted((np.zeros(3),))
+    (kind,) = program._jits
+    assert dict(kind) == programs.QUICK | programs.STEADY != programs.QUICK
+
+
 def test_an_option_that_the_compiler_does_not_know_is_dropped(monkeypatch):
     known = {"xla_backend_optimization_level": 0}
     monkeypatch.setattr(programs, "QUICK", {"xla_no_such_option": True} | known)

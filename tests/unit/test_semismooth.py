@@ -25,7 +25,7 @@ def test_halves_give_the_answer_of_the_whole_system(sizes, first):
     left_out = sizes[0] if first else 0
     sides = rng.normal(size=(len(matrix) - left_out, 3))
     full, zeros = jnp.asarray(matrix), jnp.zeros(len(matrix))
-    equation = Equation(full, zeros, zeros, zeros, Columns(full, None), Halves(blocks))
+    equation = Equation(full, zeros, None, zeros, zeros, Columns(full, None), Halves(blocks))
     found = equation.solved(jnp.asarray(sides), left_out)
     exact = np.linalg.solve(matrix[left_out:, left_out:], sides)
     np.testing.assert_allclose(found, exact, atol=1e-12)

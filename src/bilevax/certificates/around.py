@@ -27,9 +27,9 @@ from bilevax.trees import Tree
 
 # How far x moves, in shares of 1 + ‖x‖ or of its domain's diameter if that is less.
 RADII = (1e-3, 1e-2, 1e-1)
-# Of a problem that is not small fewer places are looked at: at two radii, and along one random
-# direction.
-FEW_RADII, FEW_RANDOM = RADII[1:], 1
+# Of a problem that is not small, or has a point of more entries than this, fewer places are looked
+# at: at two radii, and along one random direction.
+FEW_ENTRIES, FEW_RADII, FEW_RANDOM = 300, RADII[1:], 1
 # Besides up and down the slope of the upper level: along the axes, if there are at most so many,
 # and along so many random directions.
 AXES, RANDOM = 12, 3
@@ -144,8 +144,8 @@ def _looks(
     steps: Array,
 ) -> _Seen:
     term, x = getattr(problem, definition.moving[0]), getattr(point, definition.moving[0])
-    small = is_small(problem, point)
-    radii, count = (RADII, RANDOM) if small else (FEW_RADII, FEW_RANDOM)
+    many = is_small(problem, point) and entries(point) <= FEW_ENTRIES
+    radii, count = (RADII, RANDOM) if many else (FEW_RADII, FEW_RANDOM)
     directions = _directions(x, definition.upper_slope(problem, point), count)
     scale = share * jnp.minimum(1 + trees.norm(x), term.diameter(x))
     rounded = 64 * jnp.finfo(objective.dtype).eps * (1 + jnp.abs(objective))

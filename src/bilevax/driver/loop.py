@@ -20,7 +20,7 @@ from bilevax.driver.judging import Judge, Verdicts
 from bilevax.driver.kinks import kink
 from bilevax.driver.limits import Clock, Limits, is_true
 from bilevax.driver.nonfinite import where_not_finite
-from bilevax.driver.pieces import Piece, compile_first, is_quick, next_steps, refilled
+from bilevax.driver.pieces import Piece, compile_first, first_piece, is_quick, next_steps, refilled
 from bilevax.driver.runaway import runaway
 from bilevax.driver.solution import Solution, Status
 from bilevax.problems import Point
@@ -48,17 +48,16 @@ class Run:
         judge = Judge.of(task)
         self.schedule = schedule.Schedule(judge.weight)
         self.earlier, self.earlier_solves = 0, 0
-        self.piece, self.refused = schedule.LEAST_PIECE, ""
-        self.fallbacks = 0
+        self.refused, self.fallbacks = "", 0
         self.fell_back_at: int | None = None
         begun = time.perf_counter()
         state = initial(self.solver, task.problem, task.start)
         self.state = refilled(self.solver, task.problem, state)
-        compile_first(self.solver, task.problem, self.state, judge)
+        compile_first(self.solver, self._place[0], self.state, judge)
         self.verdicts = Verdicts(judge, self._compiled().point)
         self.compile_seconds = time.perf_counter() - begun
-        self.kind = self._kind
-        self.clock = Clock()
+        self.piece = first_piece(*self._place[:2])
+        self.kind, self.clock = self._kind, Clock()
         self.limits.begin(self.clock, self.state.gradients)
         self.fingerprint = fingerprint(task.problem, self.solver, task.start)
         self.checked_at, self.reviewed_at = (0, False), self.schedule.next_check
@@ -133,11 +132,12 @@ class Run:
         no_room = self.gradients + step > (self._mark if self._no_review else self.limits.most)
         late, stalled = self.limits.late(self.clock), self._stalled()
         ended = (done or stalled) and not (no_room or late)
-        if ended and (jump := kink(self.verdicts.judge.problem, piece.point)):
+        wrong = ended and not self.solver.in_passing
+        if wrong and (jump := kink(self.verdicts.judge.problem, piece.point)):
             return sentences.kinked(self.summary, jump)
         if ended and self._fall_back():
             return None
-        if done:
+        if done and not (self.solver.in_passing and (no_room or late)):
             return sentences.stopped_itself(self.summary)
         if no_room:
             return sentences.budget_spent(self.summary, f"max_gradients={self.limits.most}")
@@ -229,10 +229,11 @@ class Run:
 
     @property
     def _place(self) -> tuple[Any, Any, int]:
-        return self.task.problem, self.state, self.earlier
+        return self.solver.view(self.task.problem), self.state, self.earlier
 
     def take_over(self, following: Solver, start: Point) -> None:
-        at, self.first_method = self.gradients, self.solver.part
+        before = self.solver if self.solver.in_passing else self.solver.part
+        at, self.first_method = self.gradients, before
         self._begin_anew(following, start)
         self.fallbacks, self.fell_back_at = self.fallbacks + 1, at
 
@@ -244,9 +245,8 @@ class Run:
         self.solver, self.state = solver, state
 
     def _not_finite(self) -> Status:
-        at, broken = self.gradients, self.limit()
-        problem, last = self.verdicts.judge.problem, self._steps(at)
-        where, last = where_not_finite(problem, self._steps, last, at, broken)
+        at, broken, problem = self.gradients, self.limit(), self.verdicts.judge.problem
+        where, last = where_not_finite(problem, self._steps, self._steps(at), at, broken)
         self.state = last.state
         if away := runaway(self.task.problem, self.task.start, last.point):
             return sentences.unbounded(self.summary, away)

@@ -14,7 +14,7 @@ from bilevax.certificates.definition import compile_judge
 from bilevax.driver import schedule
 from bilevax.driver.judging import Judge
 from bilevax.problems import Point
-from bilevax.programs import entries, optimised, quick
+from bilevax.programs import Program, entries, optimised, quick, steady
 from bilevax.solvers.base import Solver
 from bilevax.trees import Tree
 
@@ -40,11 +40,25 @@ def piece_of_steps(solver: Solver, problem: Any, state: Any, limit: Array) -> Pi
     )
 
 
+# Steps with a state of more entries than this are in loops over large arrays.
+STEADY_ENTRIES = 1000
+
 _quick_steps, _optimised_steps = quick(piece_of_steps), optimised(piece_of_steps)
+_steady_steps = steady(piece_of_steps)
 
 
 def _quick_mark(problem: Any, state: Any) -> int:
     return schedule.quick_gradients(entries((problem, state)))
+
+
+def _first_steps(state: Any) -> Program:
+    return _steady_steps if entries(state) > STEADY_ENTRIES else _quick_steps
+
+
+def first_piece(problem: Any, state: Any) -> int:
+    """How many gradients the first piece has: those before a first check, if they are quick."""
+    few = entries((problem, state)) <= schedule.QUICK_ENTRIES
+    return schedule.FIRST_CHECK if few else schedule.LEAST_PIECE
 
 
 def is_quick(solver: Solver, problem: Any, state: Any, earlier: int) -> bool:
@@ -56,7 +70,7 @@ def is_quick(solver: Solver, problem: Any, state: Any, earlier: int) -> bool:
 def next_steps(solver: Solver, problem: Any, state: Any, earlier: int, limit: int) -> Piece:
     """Steps up to `limit` gradients in all, of which `earlier` ones came before this state."""
     quickly = is_quick(solver, problem, state, earlier)
-    steps = _quick_steps if quickly else _optimised_steps
+    steps = _first_steps(state) if quickly else _optimised_steps
     limit = min(limit, _quick_mark(problem, state)) if quickly else limit
     return steps(solver, problem, state, np.asarray(limit - earlier))
 
@@ -65,7 +79,7 @@ def compile_first(solver: Solver, problem: Any, state: Any, judge: Judge) -> Non
     """Compile the program of the first steps in a thread, and that of the checks meanwhile."""
     if jax.process_count() > 1 or not _quick_mark(problem, state):
         return
-    ahead = _quick_steps.ahead(solver, problem, state, np.asarray(0))
+    ahead = _first_steps(state).ahead(solver, problem, state, np.asarray(0))
     if ahead.done():  # the programs of the checks were compiled then, too
         return
     output = lambda solver, problem, state: solver.output(problem, state)

@@ -17,7 +17,7 @@ from bilevax.certificates.gap import grounded_excess, lower_ground
 from bilevax.problems import BilevelProblem, Point
 from bilevax.problems.reformulations import at_both, penalty_blocks, penalty_point
 from bilevax.problems.validation import require
-from bilevax.programs import quick
+from bilevax.programs import quick, steady
 from bilevax.solvers.base import Solver, Task, check_positive
 from bilevax.solvers.continuation import Continuation, Seen
 from bilevax.solvers.curvature import SAFETY, X2, Y2, Z1, Z2, Blocks, Curvature, products
@@ -53,7 +53,7 @@ FIRST_ROUNDS, REFRESH = 3, 1.5
 # more system is at most this share of all gradients with those before; it takes about as long as so
 # many gradients for each of its unknowns. Its columns have at most so many numbers. One has arrived
 # when its residual is this share of the target.
-END_GRADIENTS, END_SHARE, END_PRICE = 3000, 0.2, 2
+END_GRADIENTS, END_SHARE, END_PRICE = 3000, 0.1, 2
 MOST_NUMBERS, ARRIVED = 10_000_000, 0.3
 
 
@@ -88,6 +88,7 @@ class AdaptiveState(eqx.Module):
     inner: Array  # gradients of this subproblem
     outer: Array
     ended: Array  # the value of `outer` when free entries were counted last, for an end game
+    free: Array  # how many there were
     systems: Array  # what the end games took, in gradients
     ready: Array  # whether one has arrived: a check is asked for
     linear_solves: Array
@@ -197,6 +198,7 @@ class Adaptive(Engine[AdaptiveState]):
             inner=zero,
             outer=zero,
             ended=zero,
+            free=zero,
             systems=zero,
             ready=jnp.zeros((), bool),
             linear_solves=zero,
@@ -237,11 +239,14 @@ class Adaptive(Engine[AdaptiveState]):
     def reviewed(
         self, prepared: Any, task: Task, state: AdaptiveState, signals: Tree
     ) -> tuple[Solver, AdaptiveState, bool]:
-        """An end game, where the outer iterate has moved and a linear system is cheap by now."""
-        spent, free = int(state.gradients), 0
+        """An end game, where the outer iterate has moved and a linear system is cheap by now.
+
+        While the number of free entries changes, they are hardly the right ones.
+        """
+        spent, free, before = int(state.gradients), 0, int(state.free)
         if spent >= END_GRADIENTS and int(state.outer) > int(state.ended):
-            state, free = _with_free_entries(task.problem, state)
-            free = int(free)
+            state = _with_free_entries(task.problem, state)
+            free = int(state.free) if int(state.free) == before else 0
         price, room = END_PRICE * free, END_SHARE * spent - int(state.systems)
         size = size_for(free)
         if 0 < price <= room and size * state.center.size <= MOST_NUMBERS:
@@ -480,13 +485,13 @@ def _steps(s: AdaptiveState) -> Array:
 
 
 @quick
-def _with_free_entries(problem: BilevelProblem, s: AdaptiveState) -> tuple[AdaptiveState, Array]:
+def _with_free_entries(problem: BilevelProblem, s: AdaptiveState) -> AdaptiveState:
     """How many entries of the outer iterate no term holds; nobody need ask again until it moves."""
     free = free_entries(_penalised(problem, s), _steps(s), s.center)
-    return dataclasses.replace(s, ended=s.outer, gradients=s.gradients + 1), free
+    return dataclasses.replace(s, ended=s.outer, free=free, gradients=s.gradients + 1)
 
 
-@quick
+@steady
 def _end(problem: BilevelProblem, s: AdaptiveState, most: int, price: Array) -> AdaptiveState:
     """An end game from the outer iterate: its end, if it arrives, is that of a subproblem."""
     ending = ended(_penalised(problem, s), _steps(s), s.center, most)

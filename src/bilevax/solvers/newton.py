@@ -28,7 +28,7 @@ from bilevax.solvers.penalised import (
     sizes_of,
 )
 from bilevax.solvers.reach import extent
-from bilevax.solvers.semismooth import Columns, Natural
+from bilevax.solvers.semismooth import Equation, Natural
 from bilevax.trees import Layout, Tree
 
 # With more entries in all six blocks than this, linear systems are in those only that no term
@@ -92,6 +92,7 @@ class NewtonState(eqx.Module):
     iterate: Array
     slope: Array  # the operator (∇ₓP, −∇ᵧP) there,
     known: Array  # if it has been computed
+    share: Array  # what is left of (y1 − z1, z2 − y2) where the next step begins; 1 where it rests
     center: Array  # the last point at which all blocks but x1 were settled
     center_slope: Array
     center_value: Array  # P there,
@@ -225,6 +226,7 @@ class Newton(Engine[NewtonState]):
             iterate=w,
             slope=jnp.zeros_like(w),
             known=no,
+            share=one,
             center=w,
             center_slope=jnp.zeros_like(w),
             center_value=0 * one,
@@ -258,15 +260,18 @@ class Newton(Engine[NewtonState]):
         )
 
     def step(self, problem: BilevelProblem, state: NewtonState, limit: Array) -> NewtonState:
-        """See whether the phase is over, and then one linear system, unless a check is due."""
+        """See whether the phase is over, and then one linear system.
+
+        There is none where a check is due, or where another place is to be seen first.
+        """
         problem = without_bounds(problem)
-        s = _with_slope(problem, dataclasses.replace(state, ready=jnp.zeros((), bool)))
+        s = dataclasses.replace(state, ready=jnp.zeros((), bool))
+        s = _with_slope(problem, _shifted(problem, s))
         astray = s.moved & ~trees.all_finite(s.slope)  # to where functions are undefined
         s = lax.cond(astray, lambda: _taken_back(s), lambda: s)
         seen = _seen(problem, s, self.force)
-        s = lax.cond(seen.over, lambda: _judged(problem, s, seen), lambda: s)
-        onwards = lambda: _onwards(problem, _with_slope(problem, s))
-        return lax.cond(s.ready, lambda: s, onwards)
+        s = lax.cond(seen.over, lambda: _judged(s, seen), lambda: s)
+        return lax.cond(s.ready | ~s.known, lambda: s, lambda: _onwards(problem, s))
 
     def done(self, problem: BilevelProblem, state: NewtonState) -> Array:
         most = MOST_INSIDE if self.interior else MOST_SOLVES
@@ -356,8 +361,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
     followed = (of_x1 <= enough) & (others <= enough)
     over = jnp.where(s.phase == FOLLOW, followed, settled) & (s.phase != MOVE)
     eps = float(jnp.finfo(value.dtype).eps)
-    # Nothing was done in the phase yet, or the slope is that of the ρ before.
-    unseen = (s.inner == 0) & (s.idle | ((s.phase == FOLLOW) & s.kinked))
+    unseen = (s.inner == 0) & (s.idle | (s.phase == FOLLOW))  # nothing was done in the phase yet
     low = jnp.clip(64 * eps * size, READY_GAP * gap_aim, MOST_READY_GAP * gap_aim)
     return _Seen(
         of_x1=of_x1,
@@ -375,7 +379,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
     )
 
 
-def _judged(problem: BilevelProblem, s: NewtonState, seen: _Seen) -> NewtonState:
+def _judged(s: NewtonState, seen: _Seen) -> NewtonState:
     """A phase is over: take where it led, or take the move back, or change ρ."""
     fall = s.center_value - seen.value
     well = (fall + seen.noise) / (s.foreseen + seen.noise)
@@ -389,15 +393,15 @@ def _judged(problem: BilevelProblem, s: NewtonState, seen: _Seen) -> NewtonState
     return lax.switch(
         verdict,
         [
-            lambda: _taken(problem, s, seen, well),
+            lambda: _taken(s, seen, well),
             lambda: _taken_back(s),
-            lambda: _nearer(problem, s),
-            lambda: _steeper(problem, s),
+            lambda: _nearer(s),
+            lambda: _steeper(s),
         ],
     )
 
 
-def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) -> NewtonState:
+def _taken(s: NewtonState, seen: _Seen, well: Array) -> NewtonState:
     """A new center; then a check is asked for, or ρ grows, or x1 moves."""
     low = seen.gap <= seen.low
     ready = low & (seen.without <= READY * seen.aim)
@@ -420,8 +424,8 @@ def _taken(problem: BilevelProblem, s: NewtonState, seen: _Seen, well: Array) ->
     phase = jnp.where(early, SETTLE, jnp.where(growing, FOLLOW, MOVE))
     return dataclasses.replace(
         s,
-        iterate=_shifted(problem, s, jnp.where(s.kinked & ~early, 1, 1 / grown)),
-        known=~early & (~growing | s.kinked),
+        known=~early & ~growing,
+        share=1 / grown,
         center=s.iterate,
         center_slope=s.slope,
         center_value=seen.value,
@@ -466,9 +470,9 @@ def _taken_back(s: NewtonState) -> NewtonState:
     )
 
 
-def _steeper(problem: BilevelProblem, s: NewtonState) -> NewtonState:
+def _steeper(s: NewtonState) -> NewtonState:
     """Back to the center, where the other blocks settle at a larger ρ."""
-    steeper = _at_another(problem, s, jnp.full_like(s.times, STEEPER), s.center_tau)
+    steeper = _at_another(s, jnp.full_like(s.times, STEEPER), s.center_tau)
     phase = jnp.full_like(s.phase, SETTLE)
     return dataclasses.replace(steeper, moved=jnp.zeros((), bool), phase=phase)
 
@@ -481,40 +485,63 @@ def _apart(s: NewtonState) -> Array:
     return trees.norm(trees.subtract(y1, z1)) / jnp.where(size > 0, size, jnp.inf)
 
 
-def _shifted(problem: BilevelProblem, s: NewtonState, share: Array) -> Array:
-    """Where to begin when ρ becomes ρ/share: (y1, z2) nearer to (z1, y2) by that share.
+def _shifted(problem: BilevelProblem, s: NewtonState) -> NewtonState:
+    """From the center to where a larger ρ begins: (y1, z2) nearer to (z1, y2), to that share.
 
     An entry that its term holds, at a bound say, stays; then it is the other one that moves.
     """
-    held = _natural(problem, s).held(s.iterate, s.slope)
-    x1, y1, y2, x2, z1, z2 = s.blocks.layout.unravel(s.iterate)
-    _, held_y1, held_y2, _, held_z1, held_z2 = s.blocks.layout.unravel(held)
-    near = lambda a, b: b + share * (a - b)
 
-    def pair(a: Tree, b: Tree, held_a: Tree, held_b: Tree) -> tuple[Tree, Tree]:
-        first = lambda a, b, f: jnp.where(f, a, near(a, b))
-        second = lambda a, b, f, g: jnp.where(f & ~g, near(b, a), b)
-        new_a = jax.tree.map(first, a, b, held_a)
-        return new_a, jax.tree.map(second, a, b, held_a, held_b)
+    def shifted() -> Array:
+        penalised = Penalised(problem, s.center_rho, s.blocks, s.center_tau)
+        held = Natural(penalised, s.steps).held(s.center, s.center_slope)
+        x1, y1, y2, x2, z1, z2 = s.blocks.layout.unravel(s.center)
+        _, held_y1, held_y2, _, held_z1, held_z2 = s.blocks.layout.unravel(held)
+        near = lambda a, b: b + s.share * (a - b)
 
-    y1, z1 = pair(y1, z1, held_y1, held_z1)
-    z2, y2 = pair(z2, y2, held_z2, held_y2)
-    there = s.blocks.layout.ravel((x1, y1, y2, x2, z1, z2))
-    return jnp.where(share != 1, _penalised(problem, s).projected(there), s.iterate)
+        def pair(a: Tree, b: Tree, held_a: Tree, held_b: Tree) -> tuple[Tree, Tree]:
+            first = lambda a, b, f: jnp.where(f, a, near(a, b))
+            second = lambda a, b, f, g: jnp.where(f & ~g, near(b, a), b)
+            new_a = jax.tree.map(first, a, b, held_a)
+            return new_a, jax.tree.map(second, a, b, held_a, held_b)
+
+        y1, z1 = pair(y1, z1, held_y1, held_z1)
+        z2, y2 = pair(z2, y2, held_z2, held_y2)
+        return penalised.projected(s.blocks.layout.ravel((x1, y1, y2, x2, z1, z2)))
+
+    iterate = lax.cond(s.share != 1, shifted, lambda: s.iterate)
+    return dataclasses.replace(s, iterate=iterate, share=jnp.ones_like(s.share))
 
 
 def _onwards(problem: BilevelProblem, s: NewtonState) -> NewtonState:
     """One linear system, unless it would have too many unknowns."""
     if s.iterate.size <= MOST_ENTRIES:
-        return _solved(problem, s, MOST_ENTRIES)
-    too_many = jnp.sum(_natural(problem, s).free(s.iterate, s.slope)) > MOST_FREE
+        return _solved(problem, s, None)
+    at, slope, _ = _base(s)
+    free = _natural(problem, s).free(at, slope)
     lost = dataclasses.replace(s, lost=jnp.ones((), bool))
-    return lax.cond(too_many, lambda: lost, lambda: _solved(problem, s, MOST_FREE))
+    return lax.cond(jnp.sum(free) > MOST_FREE, lambda: lost, lambda: _solved(problem, s, free))
 
 
-def _solved(problem: BilevelProblem, s: NewtonState, most: int) -> NewtonState:
-    natural = _natural(problem, s)
-    columns = natural.columns(s.iterate, natural.free(s.iterate, s.slope), most)
+def _base(s: NewtonState) -> tuple[Array, Array, Array]:
+    """Where a linear system is: the point, F there, and whether it is for a tangent.
+
+    A tangent is that of the solution for the last ρ, which goes by what is held there: to see that
+    from a place beside it would take exactness of 1/ρ. P has the lower level's terms ρ times: with
+    slopes that grew alike, the center is a zero of R still.
+    """
+    if s.tau is not None:
+        return s.iterate, s.slope, jnp.zeros((), bool)
+    along = (s.phase == FOLLOW) & s.kinked & (s.inner == 0)
+    of_lower = jnp.isin(jnp.asarray(s.blocks.owner), jnp.asarray(OF_LOWER))
+    slope = jnp.where(of_lower, s.rho / s.center_rho, 1) * s.center_slope
+    return jnp.where(along, s.center, s.iterate), jnp.where(along, slope, s.slope), along
+
+
+def _solved(problem: BilevelProblem, s: NewtonState, free: Array | None) -> NewtonState:
+    """One linear system, of a large problem in free entries, and the step that it leads to."""
+    penalised, n = _penalised(problem, s), s.blocks.sizes[X1]
+    at, slope, along = _base(s)
+    columns = _natural(problem, s).columns(at, free, MOST_FREE)
     rows = jnp.sum(jnp.abs(columns.hessian), axis=1)
     owner = jnp.asarray(s.blocks.owner)
     curved = jnp.stack([jnp.max(jnp.where(owner == b, rows, 0)) for b in range(6)])
@@ -524,96 +551,155 @@ def _solved(problem: BilevelProblem, s: NewtonState, most: int) -> NewtonState:
     s = dataclasses.replace(s, steps=jnp.where(s.inner == 0, 1 / curved, s.steps))
     weights = s.firm * jnp.where(rows > 0, rows, s.blocks.spread(curved))
     weights = jnp.where(_is_x1(s), s.hold, weights)
-    s = lax.switch(
+
+    # A firm hold makes for short steps, so that entries are not sent to bounds far away.
+    short = jnp.where(along | (s.phase == MOVE), 0, s.firm)
+    change = None
+    if s.tau is None:
+        no_change = lambda: jnp.zeros_like(slope)
+        change = lax.cond(along, lambda: penalised.operator(at) - slope, no_change)
+    equation = Natural(penalised, s.steps / (1 + short)).equation(
+        at, slope, columns, weights, change
+    )
+    if equation.changed is not None:
+        rest = jnp.where(along, equation.changed, equation.rest)
+        equation = dataclasses.replace(equation, rest=rest)
+
+    # All blocks but x1 go by −(r + X·d) where x1 goes by d; while they settle, it does not.
+    of_rest, of_x1 = equation.rest[n:, None], equation.matrix[n:, :n]
+    settled = lambda: jnp.hstack([equation.solved(of_rest, n), jnp.zeros_like(of_x1)])
+    others = lambda: equation.solved(jnp.hstack([of_rest, of_x1]), n)
+    answer = lax.cond(s.phase == SETTLE, settled, others)
+    zero, none = jnp.zeros((), at.dtype), jnp.zeros(n, at.dtype)
+    d, foreseen, hold = lax.switch(
         s.phase,
         [
-            lambda: _settled(problem, _newton(problem, s, columns, weights, s.blocks.sizes[X1])),
-            lambda: _followed(problem, _stepped(problem, s, columns, weights)),
-            lambda: _moved(problem, s, columns, weights),
+            lambda: (none, zero, s.hold),
+            lambda: (_with_others(equation, answer), zero, s.hold),
+            lambda: _model(problem, s, equation, answer).least(s.hold),
         ],
     )
-    return dataclasses.replace(s, linear_solves=s.linear_solves + 1)
+    way = equation.spread(jnp.concatenate([d, -answer[:, 0] - answer[:, 1:] @ d]))
+    s = dataclasses.replace(
+        s, linear_solves=s.linear_solves + 1, gradients=s.gradients + along.astype(int)
+    )
+    moves = trees.all_finite(way) & ((s.phase != MOVE) | ((foreseen > 0) & jnp.any(d != 0)))
+    return _stepped(problem, s, _Way(at, way, along, moves, foreseen, hold))
 
 
-def _newton(
-    problem: BilevelProblem, s: NewtonState, columns: Columns, weights: Array, first: int
-) -> NewtonState:
-    """A Newton step of the entries from the first one on, halved until the residual does not grow.
+def _with_others(equation: Equation, answer: Array) -> Array:
+    """Newton's step of x1, where it and the other blocks go at once."""
+    n = answer.shape[1] - 1
+    above, beside = equation.matrix[:n, :n], equation.matrix[:n, n:]
+    rest = equation.rest[:n] - beside @ answer[:, 0]
+    return jnp.linalg.solve(above - beside @ answer[:, 1:], -rest)
+
+
+def _model(problem: BilevelProblem, s: NewtonState, equation: Equation, answer: Array) -> Model:
+    """φ around x1: where x1 goes by d, its slope becomes g + B·d with B = H_xx − H_xo·A⁻¹·A_x."""
+    n, hessian = s.blocks.sizes[X1], equation.columns.hessian
+    bent = hessian[:n, :n] - hessian[:n, n:] @ answer[:, 1:]
+    return Model(
+        bent=(bent + bent.T) / 2,
+        slope=equation.slope[:n] - hessian[:n, n:] @ answer[:, 0],
+        x=s.iterate[:n],
+        step=s.steps[X1],
+        term=problem.x1,
+        layout=Layout.of(s.blocks.layout.unravel(s.iterate)[X1]),
+    )
+
+
+class _Way(eqx.Module):
+    """What a linear system says: from where and how far to go, and what x1's move should bring."""
+
+    at: Array
+    d: Array
+    along: Array  # whether it is a tangent
+    moves: Array  # whether there is a way at all
+    foreseen: Array
+    hold: Array
+
+
+def _stepped(problem: BilevelProblem, s: NewtonState, way: _Way) -> NewtonState:
+    """Go that way: by the whole of it if x1 moves, else halved until the residual does not grow.
 
     The residual is measured in the metric of the curvatures, in which proximal point steps never
-    make it larger. Where no step is found, the iterate stays.
+    make it larger. Where no step is found, the iterate stays. A tangent is taken or not.
     """
     penalised, natural = _penalised(problem, s), _natural(problem, s)
-    # A firm hold makes for short steps, so that entries are not sent to bounds far away.
-    firm = Natural(penalised, s.steps / (1 + s.firm))
-    d = firm.direction(s.iterate, s.slope, columns, weights, first)
-    root = jnp.sqrt(s.blocks.spread(s.steps))
-    size = lambda w, slope: trees.norm((root * natural(w, slope))[first:])
-    now, solved = size(s.iterate, s.slope), trees.all_finite(d)
+    moving, settling = s.phase == MOVE, s.phase == SETTLE
+    root = jnp.where(settling & _is_x1(s), 0, jnp.sqrt(s.blocks.spread(s.steps)))
+    size = lambda w, slope: trees.norm(root * natural(w, slope))
+    now, most = size(s.iterate, s.slope), jnp.where(way.along, 1, HALVINGS)
 
     def tried(carry: tuple) -> tuple:
         share, count, *_ = carry
-        w = penalised.projected(s.iterate + share * d)
+        w = penalised.projected(way.at + share * way.d)
         slope = penalised.operator(w)
-        found = size(w, slope) <= (1 + SLACK) * now
+        found = moving | (size(w, slope) <= (1 + SLACK) * now)
         return share / 2, count + 1, w, slope, found
 
-    going = lambda carry: ~carry[-1] & (carry[1] < HALVINGS)
-    begin = (jnp.ones((), d.dtype), jnp.zeros((), int), s.iterate, s.slope, ~solved)
+    going = lambda carry: ~carry[-1] & (carry[1] < most)
+    begin = (jnp.ones((), now.dtype), jnp.zeros((), int), s.iterate, s.slope, ~way.moves)
     _, count, w, slope, found = lax.while_loop(going, tried, begin)
-    found &= solved
-    cut = jnp.where(count == 1, FULL_STEP, jnp.where(count == 2, 1, SHORT_STEP))
-    firm = jnp.clip(jnp.where(found, cut, NO_STEP) * s.firm, LEAST_FIRM, MOST_FIRM)
-    return dataclasses.replace(
+    found &= way.moves
+    s = dataclasses.replace(
         s,
         iterate=jnp.where(found, w, s.iterate),
         slope=jnp.where(found, slope, s.slope),
-        firm=firm,
-        # A phase that has no step any more is over.
-        inner=jnp.where(found, s.inner + 1, s.inner + jnp.where(s.phase == FOLLOW, FOLLOWING, 1)),
         gradients=s.gradients + count,
+    )
+    which = jnp.where(moving, jnp.where(found, 0, 1), jnp.where(settling, 2, 3))
+    return lax.switch(
+        which,
+        [
+            lambda: _moved(s, way),
+            lambda: _still(s),
+            lambda: _settled(_counted(s, way, count, found)),
+            lambda: _followed(_counted(s, way, count, found)),
+        ],
     )
 
 
-def _stepped(
-    problem: BilevelProblem, s: NewtonState, columns: Columns, weights: Array
-) -> NewtonState:
-    """A step of all blocks after a solution to another ρ: first along its tangent, then Newton's.
-
-    The tangent goes by what is held at the solution: to see that from a place beside it would take
-    exactness of 1/ρ. Where it leads farther from the new solution than a shift, that is taken.
-    """
-    newton = lambda: _newton(problem, s, columns, weights, 0)
-    if s.tau is not None:
-        return newton()
-    penalised, natural = _penalised(problem, s), _natural(problem, s)
-    root = jnp.sqrt(s.blocks.spread(s.steps))
-
-    def begun() -> NewtonState:
-        # P has the lower level's terms ρ times: with slopes that grew alike, w is a zero of R.
-        of_lower = jnp.isin(jnp.asarray(s.blocks.owner), jnp.asarray(OF_LOWER))
-        slope = jnp.where(of_lower, s.rho / s.center_rho, 1) * s.slope
-        change = penalised.operator(s.iterate) - slope
-        d = natural.tangent(s.iterate, slope, columns, weights, change)
-        at = dataclasses.replace(s, rho=s.center_rho)
-        shifted = _shifted(problem, at, s.center_rho / s.rho)
-        places = jnp.stack([penalised.projected(s.iterate + d), shifted])
-        slopes = lax.map(penalised.operator, places)
-        left = jnp.stack([trees.norm(root * natural(w, g)) for w, g in zip(places, slopes)])
-        best = jnp.argmin(jnp.where(jnp.isfinite(left), left, jnp.inf))
-        found = jnp.isfinite(left[best])
-        return dataclasses.replace(
-            s,
-            iterate=jnp.where(found, places[best], s.iterate),
-            slope=jnp.where(found, slopes[best], s.slope),
-            inner=jnp.where(found, s.inner + 1, s.inner + FOLLOWING),
-            gradients=s.gradients + 3,
-        )
-
-    return lax.cond(s.kinked & (s.inner == 0), begun, newton)
+def _counted(s: NewtonState, way: _Way, count: Array, found: Array) -> NewtonState:
+    """One more step of this phase, and a hold that goes by how often it was halved."""
+    cut = jnp.where(count == 1, FULL_STEP, jnp.where(count == 2, 1, SHORT_STEP))
+    firm = jnp.clip(jnp.where(found, cut, NO_STEP) * s.firm, LEAST_FIRM, MOST_FIRM)
+    # A phase that has no step any more is over.
+    over = ~found & (s.phase == FOLLOW) & ~way.along
+    return dataclasses.replace(
+        s,
+        firm=jnp.where(way.along, s.firm, firm),
+        inner=s.inner + jnp.where(over, FOLLOWING, 1),
+    )
 
 
-def _settled(problem: BilevelProblem, s: NewtonState) -> NewtonState:
+def _moved(s: NewtonState, way: _Way) -> NewtonState:
+    """x1 is where the model of φ is least, and the others where this should take them."""
+    return dataclasses.replace(
+        s,
+        foreseen=way.foreseen,
+        moved=jnp.ones((), bool),
+        idle=jnp.zeros((), bool),
+        hold=way.hold,
+        lost=way.hold * s.steps[X1] > MOST_HOLD,
+        phase=jnp.full_like(s.phase, SETTLE),
+        inner=jnp.zeros_like(s.inner),
+    )
+
+
+def _still(s: NewtonState) -> NewtonState:
+    """Where x1 has nowhere to go, it is the others that are not exact enough."""
+    return dataclasses.replace(
+        s,
+        lost=s.idle,
+        idle=jnp.ones((), bool),
+        phase=jnp.full_like(s.phase, SETTLE),
+        inner=jnp.zeros_like(s.inner),
+    )
+
+
+def _settled(s: NewtonState) -> NewtonState:
     """A move, or a ρ, at which the other blocks do not settle is taken back.
 
     Without one, the method gives up.
@@ -621,11 +707,11 @@ def _settled(problem: BilevelProblem, s: NewtonState) -> NewtonState:
     late = s.inner > jnp.where(s.moved | s.tried, SETTLING, PATIENCE)
     lost = late & ~s.moved & ~s.tried
     which = jnp.where(late & s.moved, 1, jnp.where(late & s.tried, 2, 0))
-    s = lax.switch(which, [lambda: s, lambda: _taken_back(s), lambda: _nearer(problem, s)])
+    s = lax.switch(which, [lambda: s, lambda: _taken_back(s), lambda: _nearer(s)])
     return dataclasses.replace(s, lost=s.lost | lost)
 
 
-def _followed(problem: BilevelProblem, s: NewtonState) -> NewtonState:
+def _followed(s: NewtonState) -> NewtonState:
     """Where the solution could not be followed, the other blocks settle at the new ρ.
 
     With barriers, whose paths are smooth, it is followed to a nearer one first.
@@ -634,7 +720,7 @@ def _followed(problem: BilevelProblem, s: NewtonState) -> NewtonState:
 
     def settling() -> NewtonState:
         phase = jnp.full_like(s.phase, SETTLE)
-        return dataclasses.replace(_again(problem, s, s.times, True), phase=phase, tried=far)
+        return dataclasses.replace(_again(s, s.times, True), phase=phase, tried=far)
 
     def moving() -> NewtonState:
         """Back to the center, to bring x1 nearer to where φ is least before it is followed."""
@@ -656,89 +742,35 @@ def _followed(problem: BilevelProblem, s: NewtonState) -> NewtonState:
         if s.tau is None:
             return settling()
         which = jnp.where(far, 0, jnp.where((s.loose > LEAST_LOOSE) & (s.tau > 0), 1, 2))
-        return lax.switch(which, [lambda: _nearer(problem, s), moving, settling])
+        return lax.switch(which, [lambda: _nearer(s), moving, settling])
 
     return lax.cond(s.inner >= FOLLOWING, again, lambda: s)
 
 
-def _nearer(problem: BilevelProblem, s: NewtonState) -> NewtonState:
+def _nearer(s: NewtonState) -> NewtonState:
     """Follow the solution again, to a ρ that is not as far away."""
-    return _again(problem, s, jnp.sqrt(s.times), s.tau is not None)
+    return _again(s, jnp.sqrt(s.times), s.tau is not None)
 
 
-def _again(problem: BilevelProblem, s: NewtonState, times: Array, beside: bool) -> NewtonState:
+def _again(s: NewtonState, times: Array, beside: bool) -> NewtonState:
     """Follow the solution from the center, or from beside it, with ρ there times this."""
     tau = _smaller(s.center_tau, times, s.target + s.relative)
-    at = _at_another(problem, s, jnp.minimum(times, s.wished), tau)
+    at = _at_another(s, jnp.minimum(times, s.wished), tau)
     if not beside:
-        yes = jnp.ones((), bool)
-        at = dataclasses.replace(at, iterate=s.center, known=yes, kinked=yes)
+        at = dataclasses.replace(at, kinked=jnp.ones((), bool))
     return dataclasses.replace(at, times=times, phase=jnp.full_like(s.phase, FOLLOW))
 
 
-def _at_another(
-    problem: BilevelProblem, s: NewtonState, times: Array, tau: Array | None
-) -> NewtonState:
+def _at_another(s: NewtonState, times: Array, tau: Array | None) -> NewtonState:
     """From the center, with ρ there times this and another τ."""
-    at = dataclasses.replace(
-        s, iterate=s.center, slope=s.center_slope, rho=s.center_rho, tau=s.center_tau
-    )
     return dataclasses.replace(
         s,
-        iterate=_shifted(problem, at, 1 / times),
+        iterate=s.center,
         slope=s.center_slope,
         known=jnp.zeros((), bool),
+        share=1 / times,
         rho=s.center_rho * times,
         tau=tau,
         inner=jnp.zeros_like(s.inner),
         tried=jnp.zeros((), bool),
     )
-
-
-def _moved(
-    problem: BilevelProblem, s: NewtonState, columns: Columns, weights: Array
-) -> NewtonState:
-    """x1 goes to where the model of φ is least, and the others where this should take them.
-
-    With A the matrix of Newton's equation, these go by −A⁻¹(R + A_x·d) in their rows, so that the
-    slope of φ becomes g + B·d with B = H_xx − H_xo·A⁻¹·A_x.
-    """
-    n, penalised = s.blocks.sizes[X1], _penalised(problem, s)
-    equation = _natural(problem, s).equation(s.iterate, s.slope, columns, weights)
-    hessian = columns.hessian
-    sides = jnp.column_stack([equation.rest[n:], equation.matrix[n:, :n]])
-    answer = equation.solved(sides, n)
-    bent = hessian[:n, :n] - hessian[:n, n:] @ answer[:, 1:]
-    model = Model(
-        bent=(bent + bent.T) / 2,
-        slope=equation.slope[:n] - hessian[:n, n:] @ answer[:, 0],
-        x=s.iterate[:n],
-        step=s.steps[X1],
-        term=problem.x1,
-        layout=Layout.of(s.blocks.layout.unravel(s.iterate)[X1]),
-    )
-    d, foreseen, hold = model.least(s.hold)
-    way = equation.spread(jnp.concatenate([d, -answer[:, 0] - answer[:, 1:] @ d]))
-    w = penalised.projected(s.iterate + way)
-    begun = dataclasses.replace(
-        s,
-        iterate=w,
-        known=jnp.zeros((), bool),
-        foreseen=foreseen,
-        moved=jnp.ones((), bool),
-        idle=jnp.zeros((), bool),
-        hold=hold,
-        lost=hold * s.steps[X1] > MOST_HOLD,
-        phase=jnp.full_like(s.phase, SETTLE),
-        inner=jnp.zeros_like(s.inner),
-    )
-    # Where x1 has nowhere to go, it is the others that are not exact enough.
-    still = dataclasses.replace(
-        s,
-        lost=s.idle,
-        idle=jnp.ones((), bool),
-        phase=jnp.full_like(s.phase, SETTLE),
-        inner=jnp.zeros_like(s.inner),
-    )
-    downhill = trees.all_finite(w) & (foreseen > 0) & jnp.any(d != 0)
-    return lax.cond(downhill, lambda: begun, lambda: still)

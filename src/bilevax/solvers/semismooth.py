@@ -53,47 +53,60 @@ class Natural(eqx.Module):
         """Which entries their term does not hold, and all of x1."""
         return ~self.held(w, slope) | jnp.asarray(self.penalised.blocks.owner == X1)
 
-    def columns(self, w: Array, free: Array, most: int) -> Columns:
-        """∂F, in all its columns or, of more than so many, in those of free entries.
+    def columns(self, w: Array, free: Array | None, most: int) -> Columns:
+        """∂F, in all its columns or, of more than so many, in those of free entries if told.
 
         These must not be more than that, and keep their order. Where a derivative is not finite, as
         that of |y|^1.5 is at zero, it counts as none: another place will have one.
         """
         known = lambda hessian: jnp.where(jnp.isfinite(hessian), hessian, 0)
-        if w.size <= most:
+        if free is None or w.size <= most:
             return Columns(known(self.penalised.jacobian(w)), None)
         index = jnp.argsort(~free, stable=True)[:most]
         return Columns(known(self.penalised.columns(w, index)), index)
 
-    def equation(self, w: Array, slope: Array, columns: Columns, weights: Array) -> Equation:
+    def equation(
+        self, w: Array, slope: Array, columns: Columns, weights: Array, change: Array | None = None
+    ) -> Equation:
         """A = (I − D(I − s(∂F + W)))/s, and R, for Newton's equation A·d = −R.
 
         W regularises: with it, d is the step to a proximal point around w, linearised. Entries
-        that are left out of the columns go to where their term holds them: d = −s·R there.
+        that are left out of the columns go to where their term holds them: d = −s·R there. With a
+        change of F, there is what it does to R, D·change.
         """
         s, rest, c = self._spread, self(w, slope), columns
-        matrix = self._matrix(w, slope, c, weights)
+        matrix, changed = self._matrix(w, slope, c, weights, change)
         if c.index is None:
             halves = Halves(self.penalised.blocks)
-            return Equation(matrix, rest, jnp.zeros_like(w), slope, c, halves)
+            return Equation(matrix, rest, changed, jnp.zeros_like(w), slope, c, halves)
         held = jnp.where(self.held(w, slope), -s * rest, 0).at[c.index].set(0)
         bent_by = jax.jvp(self.penalised.operator, (w,), (held,))[1]
         pushed = self._pushed(w, slope, held - s * bent_by)
         rest = c.chosen(rest + (held - pushed) / s)
-        return Equation(matrix, rest, held, slope + bent_by, c, None)
+        return Equation(matrix, rest, changed, held, slope + bent_by, c, None)
 
-    def _matrix(self, w: Array, slope: Array, c: Columns, weights: Array) -> Array:
-        """A in the chosen entries. Where the prox takes each entry by itself, D is diagonal."""
+    def _matrix(
+        self, w: Array, slope: Array, c: Columns, weights: Array, change: Array | None
+    ) -> tuple[Array, Array | None]:
+        """A and D·change in the chosen entries; D is diagonal if the prox is of each entry alone.
+
+        Otherwise both come of one call, which is compiled once.
+        """
         s = self._spread
         if self.penalised.is_entrywise:
-            share = c.chosen(self._pushed(w, slope, jnp.ones_like(w)))
+            share = self._pushed(w, slope, jnp.ones_like(w))
+            changed = None if change is None else c.chosen(share * change)
+            share = c.chosen(share)
             own = share * c.chosen(weights) + (1 - share) / c.chosen(s)
-            return share[:, None] * c.chosen(c.hessian) + jnp.diag(own)
+            return share[:, None] * c.chosen(c.hessian) + jnp.diag(own), changed
         eye = c.units(w)
         bent = c.hessian + eye * c.chosen(weights)[None, :]
-        pushed = lambda tangent: self._pushed(w, slope, tangent)
-        matrix = c.chosen(eye - jax.vmap(pushed, 1, 1)(eye - s[:, None] * bent))
-        return matrix / c.chosen(s)[:, None]
+        tangents = eye - s[:, None] * bent
+        if change is not None:
+            tangents = jnp.column_stack([tangents, change])
+        pushed = jax.vmap(lambda tangent: self._pushed(w, slope, tangent), 1, 1)(tangents)
+        matrix = c.chosen(eye - pushed[:, : eye.shape[1]]) / c.chosen(s)[:, None]
+        return matrix, None if change is None else c.chosen(pushed[:, -1])
 
     def direction(
         self, w: Array, slope: Array, columns: Columns, weights: Array, first: int = 0
@@ -108,9 +121,8 @@ class Natural(eqx.Module):
 
         What holds the entries there decides; the columns are those of the new F.
         """
-        equation = self.equation(w, slope, columns, weights)
-        rest = columns.chosen(self._pushed(w, slope, change))
-        return self._direction(dataclasses.replace(equation, rest=rest), 0)
+        equation = self.equation(w, slope, columns, weights, change)
+        return self._direction(dataclasses.replace(equation, rest=equation.changed), 0)
 
     def _direction(self, equation: Equation, first: int) -> Array:
         d = equation.solved(-equation.rest[first:, None], first)[:, 0]
@@ -167,11 +179,12 @@ class Halves:
 class Equation(eqx.Module):
     """A·d = −R in the chosen entries, where the others go their own way `held`.
 
-    `slope` is what F becomes by that, linearised.
+    `slope` is what F becomes by that, linearised; `changed` what a change of F does to R.
     """
 
     matrix: Array
     rest: Array
+    changed: Array | None
     held: Array
     slope: Array
     columns: Columns
