@@ -41,7 +41,6 @@ from bilevax import trees
 from bilevax.certificates.kkt import KKT
 from bilevax.data.source import Source, as_key
 from bilevax.problems import library
-from bilevax.solvers import default_solver
 
 KEYS, DEVIATION, BATCH = 20, 0.3, 10
 # Part one: subproblems and steps of each, the estimator's momentum, the steps' 1/(τL).
@@ -183,11 +182,10 @@ def nearly(name: str, momentum: float | None) -> dict[str, Any]:
 def default(name: str) -> dict[str, Any]:
     """`bx.solve` as it comes, for one problem."""
     instance = library.noisy(name, deviation=DEVIATION, batch=BATCH)
-    solver: Any = default_solver(instance.problem)
     found = []
     for key in range(KEYS):
-        mine = dataclasses.replace(solver, outer=dataclasses.replace(solver.outer, key=key))
-        options: dict[str, Any] = {"solver": mine, "max_gradients": 200_000, "progress": False}
+        solver = bx.SampleAverage(key=key)
+        options: dict[str, Any] = {"solver": solver, "max_gradients": 200_000, "progress": False}
         found.append(bx.solve(instance.problem, instance.start, tolerance=0.1, **options))
     return {
         "instance": name,

@@ -78,7 +78,10 @@ class Definition(eqx.Module):
 
     def sampled_parts(self, problem: Any, point: Point) -> tuple[Tree, Array]:
         """Of one minibatch: the gradient that the lines are made of, and a value (zero if none)."""
-        raise TypeError(f"a {type(problem).__name__} is not certified from minibatches")
+        raise TypeError(
+            f"a {type(problem).__name__} is not certified from minibatches; give it a source that "
+            "has all samples in memory"
+        )
 
     def radii(
         self, problem: Any, point: Point, lines: dict[str, float], slope: float, value: float

@@ -112,7 +112,7 @@ class _Run:
             closed = isinstance(inner, ClosedJaxpr)
             return self.run(*((inner.jaxpr, inner.consts) if closed else (inner, ())), values)
         if name == "scan":
-            return self._scan(params, values)
+            return self._scan(eqn, values)
         if name == "while":
             return self._while(params, values)
         if name == "cond":
@@ -124,8 +124,15 @@ class _Run:
         results = _applied(jaxpr, eqn, values)
         return results if _is_exact(eqn) else [self._rounded(r) for r in results]
 
-    def _scan(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
-        inner, given, carried = params["jaxpr"], params["num_consts"], params["num_carry"]
+    def _scan(self, eqn: Any, values: list[Any]) -> list[Any]:
+        params = eqn.params
+        inner = params["jaxpr"]
+        # Rows have an axis less inside. Versions of JAX name these numbers differently.
+        less = lambda outside, inside: sum(
+            a.aval.ndim > b.aval.ndim for a, b in zip(outside, inside, strict=True)
+        )
+        carried = len(eqn.outvars) - less(eqn.outvars, inner.jaxpr.outvars)
+        given = len(eqn.invars) - carried - less(eqn.invars, inner.jaxpr.invars)
         consts, first, rows = (
             values[:given],
             values[given : given + carried],

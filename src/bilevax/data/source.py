@@ -119,6 +119,13 @@ class Levels(Source[LevelsState]):
         return None if upper is None or lower is None else LevelBatch(upper, lower)
 
 
+def minibatches(source: Source) -> float:
+    """How many minibatches all samples are, of a source that has them in memory."""
+    batch = jax.eval_shape(lambda: source.draw(source.init(0))[1])
+    size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+    return size(source.everything()) / max(size(batch), 1)
+
+
 def as_key(key: Any) -> Array:
     """A typed key of the one generator, from a typed key of any or from a whole number."""
     if isinstance(key, int | np.integer) and not isinstance(key, bool):

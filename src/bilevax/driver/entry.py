@@ -58,7 +58,8 @@ def solve(
             whose difference it is: ‖∇f‖ for slopes, the lower level's value for the gap, what x
             and y contribute for constraints (`certificate.sizes`). With it, `tolerance` may be 0.
         solver: unless named, `Engines()` for a bilevel problem, with constraints or without, and
-            `ProximalPoint()` for a minimax problem.
+            `ProximalPoint()` for a minimax problem. On a source of minibatches it is
+            `SampleAverage()` for a bilevel problem, and a stochastic method for a minimax problem.
         max_gradients: stop before the solver has evaluated more gradients than this, counted from
             the start of the run, those before a resumption included.
         max_seconds: stop soon after this much time in this call, compilation not counted.
@@ -88,9 +89,10 @@ def solve(
     solver = solver or default_solver(problem)
     tolerance, relative = _tolerances(tolerance, relative_tolerance, solver, trees.dtype_of(start))
     _check_limits(max_gradients, max_seconds, callback, checkpoint)
-    _check_samples(problem, solver, start, relative)
+    asked = composed(solver, problem)
+    _check_samples(problem, asked, start, relative)
     task = Task(problem, start, tolerance, relative)
-    run = Run(task, composed(solver, problem), Limits(max_gradients, max_seconds))
+    run = Run(task, asked, Limits(max_gradients, max_seconds))
     same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
     if resume is not None and not (same_file and not Path(str(resume)).exists()):
         take_up(run, resume)
@@ -131,8 +133,8 @@ def _check_samples(problem: Any, solver: Solver, start: Point, relative: float) 
         return
     if not solver.takes_samples:
         raise TypeError(
-            f"solver: {type(solver).__name__} takes all data at once, not minibatches; use "
-            "bilevax.PenaltyMethod(), or data=source.everything()"
+            f"solver: {solver.part.title} takes all data at once, not minibatches of a "
+            f"{type(problem).__name__}; use bilevax.SampleAverage(), or data=source.everything()"
         )
     if relative and problem.data.everything() is None:
         raise ValueError("relative_tolerance: sizes are not known where samples are not in memory")

@@ -6,8 +6,6 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
-
 from bilevax.certificates import Certificate, judge
 from bilevax.certificates.around import affordable_steps
 from bilevax.certificates.examination import compile_examination, examined
@@ -21,6 +19,7 @@ from bilevax.certificates.sampled import (
     drawn_batches,
     sampled_certificate,
 )
+from bilevax.data.source import minibatches
 from bilevax.driver.checkpoint import RunState
 from bilevax.driver.downhill import downhill
 from bilevax.problems import Form, Point
@@ -55,7 +54,7 @@ class Judge:
             batches = drawn_batches(stated, BATCHES, RUN_KEYS)
             known, passes, each = averaged(stated, batches), PASSES, BATCHES
         elif stated.sampled:
-            each = _minibatches(stated.data)
+            each = minibatches(stated.data)
         repeats = times(known, task.start)
         cost = math.ceil((1 + repeats + passes) * each)
         few = repeats if stated.sampled else min(repeats, TIMES)
@@ -217,10 +216,3 @@ class Verdicts:
         self.certificate = self.judge(self.best, self.confirmations + 1)
         if self.confirmed:
             self.certificate = self.judge.confirmed(self.best, self.confirmations)
-
-
-def _minibatches(source: Any) -> float:
-    """How many minibatches all samples are."""
-    _, batch = jax.eval_shape(lambda: source.draw(source.init(0)))
-    entries = lambda tree: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
-    return entries(source.everything()) / max(entries(batch), 1)

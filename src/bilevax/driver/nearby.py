@@ -7,18 +7,19 @@ from typing import Any
 
 from bilevax import trees
 from bilevax.certificates import Certificate
+from bilevax.certificates.definition import definition_of
 from bilevax.driver.entry import solve
 from bilevax.driver.solution import Solution
-from bilevax.problems import BilevelProblem, Point
-from bilevax.problems.validation import require
-from bilevax.solvers import Adaptive
+from bilevax.problems import Form, Point
+from bilevax.problems.validation import require_form
+from bilevax.solvers import Adaptive, default_solver
 
 
 @dataclasses.dataclass(frozen=True)
 class NearlyCertificate:
     """`def:epsilon_KKT_nearly`: a point at this `distance` from the one asked about is ε-KKT.
 
-    `epsilon` is the larger of that distance, in (x1, y1, y2), and the nearby point's own ε.
+    `epsilon` is the larger of that distance, in (x1, y1, y2) or (x, y), and the nearby point's own.
     """
 
     nearby: Point
@@ -40,19 +41,21 @@ class NearlyCertificate:
 
 
 def polish(
-    problem: BilevelProblem, point: Point, tolerance: float = 1e-2, *, max_gradients: int = 20_000
+    problem: Form, point: Point, tolerance: float = 1e-2, *, max_gradients: int = 20_000
 ) -> NearlyCertificate:
     """The ε-KKT point near a given one, sought on all samples by a deterministic method.
 
     Of the points on the way that had the least ε so far, the one for which the larger of ε and the
     distance is least. The search ends when one has ε ≤ `tolerance`. All samples must be in memory.
+    Of a minimax problem it is the primal-dual stationary point.
     """
-    require(problem, BilevelProblem, "polish")
+    require_form(problem)
     known = problem.complete()
     if known is None:
         raise ValueError("polish: not all samples are in memory; certify(problem, point) samples")
     best: list[NearlyCertificate] = []
-    blocks = lambda p: (p.x1, p.y1, p.y2)
+    moving = definition_of(known).moving  # of a form with a lower level
+    blocks = lambda p: [getattr(p, name) for name in moving or known.blocks]
 
     def look(solution: Solution) -> Any:
         off = trees.subtract(blocks(solution.point), blocks(point))
@@ -60,7 +63,7 @@ def polish(
         if not best or here.epsilon < best[0].epsilon:
             best[:] = [here]
 
-    solver = Adaptive() if point.rho is None else Adaptive(rho=float(point.rho))
+    solver = Adaptive(rho=point.rho) if moving else default_solver(known)
     options: dict[str, Any] = {"tolerance": tolerance, "max_gradients": max_gradients}
     look(solve(known, point, solver=solver, callback=look, progress=False, **options))
     return best[0]

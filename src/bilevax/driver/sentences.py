@@ -67,6 +67,8 @@ class Summary:
         """Which method the answer comes from, where it is not the one that was asked for."""
         if self.fell_back_at is None:
             return ""
+        if self.first_method.in_passing:
+            return f" The first {self.fell_back_at:,} of them were on some of the samples."
         first, second = self.first_method.title, self.method.title
         return (
             f" {first} stopped making progress after {self.fell_back_at:,} of them; since then "

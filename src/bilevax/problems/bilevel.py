@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import equinox as eqx
 import jax
 from jaxtyping import Array
 
-from bilevax.data import LevelBatch, Levels
 from bilevax.functions import as_function
 from bilevax.problems.form import Call, Form
+from bilevax.problems.levels import of_level
 from bilevax.problems.minimax import (
     finite_or_none,
     modulus_or_none,
@@ -24,22 +23,6 @@ from bilevax.trees import Tree
 
 if TYPE_CHECKING:
     from bilevax.problems.checks import Report
-
-
-class OfLevel(eqx.Module):
-    """A function of one level, called with the minibatches of both levels."""
-
-    function: Callable[..., Array]
-    level: str = eqx.field(static=True)
-
-    def __call__(self, *arguments: Any) -> Array:
-        *blocks, data = arguments
-        return self.function(*blocks, getattr(data, self.level))
-
-
-def of_level(function: Callable[..., Array], level: str, data: Any) -> Callable[..., Array]:
-    apart = isinstance(data, Levels | LevelBatch) and not isinstance(function, OfLevel)
-    return OfLevel(function, level) if apart else function
 
 
 class BilevelProblem(Form):

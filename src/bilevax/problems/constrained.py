@@ -12,9 +12,9 @@ from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.arguments import non_negative, numbers, tracing
-from bilevax.data import Source
 from bilevax.functions import as_function
 from bilevax.problems.form import Call, Form
+from bilevax.problems.levels import of_level
 from bilevax.problems.minimax import finite_or_none, modulus_or_none, positive_or_none
 from bilevax.problems.point import Point, as_arrays
 from bilevax.terms import Term, as_term
@@ -110,24 +110,18 @@ class ConstrainedBilevelProblem(Form):
         lower_modulus: Any = None,
         radius: Any = None,
     ):
-        self.upper = as_function(upper, "upper")
-        self.lower = as_function(lower, "lower")
+        self.upper = of_level(as_function(upper, "upper"), "upper", data)
+        self.lower = of_level(as_function(lower, "lower"), "lower", data)
         self.x = as_term(x, "x")
         self.y = as_term(y, "y")
 
-        def function_or_none(function: Any, name: str) -> Any:
-            return None if function is None else as_function(function, name)
+        def function_or_none(function: Any, name: str, level: str = "lower") -> Any:
+            return None if function is None else of_level(as_function(function, name), level, data)
 
         self.constraints = function_or_none(constraints, "constraints")
         self.equalities = function_or_none(equalities, "equalities")
-        self.upper_constraints = function_or_none(upper_constraints, "upper_constraints")
-        self.upper_equalities = function_or_none(upper_equalities, "upper_equalities")
-        if isinstance(data, Source):
-            raise TypeError(
-                "ConstrainedBilevelProblem takes all data at once, not minibatches; write its "
-                "lower level as a BilevelProblem with its multipliers as y2, or give it "
-                "data=source.everything()"
-            )
+        self.upper_constraints = function_or_none(upper_constraints, "upper_constraints", "upper")
+        self.upper_equalities = function_or_none(upper_equalities, "upper_equalities", "upper")
         self.data = as_arrays(data)
         if multiplier_bound is not None and slater_margin is not None:
             raise ValueError("give multiplier_bound or slater_margin, not both: one sets the other")

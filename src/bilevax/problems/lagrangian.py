@@ -108,14 +108,13 @@ def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> 
     x2 = _term((_boxes(bounds.upper), _boxes(bounds.shared)))
     pair = Weighed((p.constraints, p.equalities), bounds.lower_scale)
     own = Weighed((p.upper_constraints, p.upper_equalities), bounds.upper_scale)
-    return BilevelProblem(
+    lagrangian = BilevelProblem(
         UpperLagrangian(p.upper, own, pair),
         LowerLagrangian(p.lower, pair),
         x1=p.x,
         y1=p.y,
         x2=x2,
         y2=_term(_boxes(bounds.lower)),
-        data=p.data,
         # What is known of f alone does not hold for f with weighed constraints.
         upper_smoothness=p.upper_smoothness if x2 is None else None,
         lower_smoothness=_lower_smoothness(p, bounds),
@@ -123,6 +122,7 @@ def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> 
         lower_modulus=p.lower_modulus,  # weighed constraints are convex: they take nothing from it
         radius=p.radius,
     )
+    return lagrangian.on(p.data)  # which its functions take apart themselves
 
 
 def without_bounds(problem: BilevelProblem) -> BilevelProblem:

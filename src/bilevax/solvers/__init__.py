@@ -13,6 +13,7 @@ from bilevax.solvers.newton import Newton
 from bilevax.solvers.optfom import OptFOM
 from bilevax.solvers.penalty import PenaltyMethod
 from bilevax.solvers.proximal_point import ProximalPoint
+from bilevax.solvers.sample_average import SampleAverage
 from bilevax.solvers.sapd import SAPD
 from bilevax.solvers.smo import SMO
 from bilevax.solvers.stochastic_proximal_point import StochasticProximalPoint
@@ -33,6 +34,7 @@ __all__ = [
     "ProximalPoint",
     "Recursive",
     "Reformulated",
+    "SampleAverage",
     "Sequence",
     "Solver",
     "StochasticProximalPoint",

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from bilevax.arguments import positive, whole
 from bilevax.certificates.definition import slope_at
-from bilevax.problems import Form, Point
+from bilevax.problems import Form, Point, registered
 from bilevax.programs import quick
 from bilevax.trees import Tree
 
@@ -63,6 +63,11 @@ class Solver(eqx.Module, Generic[State]):
     @property
     def begins_anew(self) -> bool:
         """Whether it begins at the start, and not at the best point, where it follows another."""
+        return False
+
+    @property
+    def in_passing(self) -> bool:
+        """Whether another goes on by plan where this one ends: then nothing is wrong."""
         return False
 
     @abc.abstractmethod
@@ -128,6 +133,10 @@ class Solver(eqx.Module, Generic[State]):
 
         return lax.while_loop(going, onwards, (state, jnp.zeros((), bool)))[0]
 
+    def view(self, problem: Any) -> Any:
+        """The problem without the data that no step reads: what programs of steps are given."""
+        return problem
+
     # How a solver takes part in a run. All of this is on the host. `self` is the solver as it was
     # asked for; `prepared` is what `prepared_for` made of it.
 
@@ -137,6 +146,10 @@ class Solver(eqx.Module, Generic[State]):
         if task.relative:
             tolerance += task.relative * slope_at(task.problem, task.start)
         return self.prepare(task.problem, task.start, tolerance)
+
+    def chosen_for(self, task: Task) -> Solver:
+        """The same method with the choices made that it makes by looking at a problem."""
+        return self
 
     def prepared_again(self, prepared: Any, task: Task) -> Solver:
         """The constants of the part at work, for a problem that has changed."""
@@ -175,6 +188,18 @@ class Solver(eqx.Module, Generic[State]):
     def advice(self) -> str:
         """What to try where an answer is not certified."""
         return "try a smaller tolerance for the solver"
+
+
+def default_solver(problem: Form) -> Solver:
+    """The solver that is registered for the form of a problem."""
+    made = registered(problem, "solver")
+    if made is None:
+        name = type(problem).__name__
+        raise TypeError(
+            f"there is no default solver for a {name}; name one with solver=, or "
+            f"bilevax.problems.register({name}, solver=…)"
+        )
+    return made(problem)
 
 
 @quick

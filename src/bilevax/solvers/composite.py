@@ -164,6 +164,10 @@ class Reformulated(Solver[ReformulatedState]):
         inner = self.inner.prepared_for(_seen(task, first))
         return Reformulated(inner, self.kind, first)
 
+    def chosen_for(self, task: Task) -> Reformulated:
+        first = self.kind.of(task.problem, task.start)
+        return Reformulated(self.inner.chosen_for(_seen(task, first)), self.kind)
+
     def relieved(
         self, prepared: Reformulated, task: Task, state: ReformulatedState
     ) -> Reformulated | None:

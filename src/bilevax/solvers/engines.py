@@ -45,9 +45,12 @@ class Engines(Sequence):
         super().__init__(newton, inside, Adaptive(rho=rho))
         self.rho = rho
 
-    def prepared_for(self, task: Task) -> Sequence:
+    def chosen_for(self, task: Task) -> Sequence:
         """With the one first that the problem is for."""
-        return Sequence(*self._ordered(task)).prepared_for(task)
+        return Sequence(*self._ordered(task))
+
+    def prepared_for(self, task: Task) -> Sequence:
+        return self.chosen_for(task).prepared_for(task)
 
     def _ordered(self, task: Task) -> list[Solver]:
         (newton, inside, adaptive), entries = self.solvers, sum(sizes_of(task.start))

@@ -20,6 +20,7 @@ from bilevax.problems.constants import saddle_range, smoothness_of
 from bilevax.problems.deviation import deviation_of
 from bilevax.problems.validation import require, require_bounded
 from bilevax.solvers.base import Solver, check_center, check_part, check_positive
+from bilevax.solvers.estimators import Recursive
 from bilevax.solvers.proximal_point import CONSTANTS
 from bilevax.solvers.sapd import SAPD, Pull, SAPDState, as_count, check_sampling
 from bilevax.trees import Tree
@@ -221,3 +222,9 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
     def output(self, problem: MinimaxProblem, state: StochasticProximalPointState) -> Point:
         x, y = state.chosen
         return Point(x=x, y=y)
+
+
+def practical() -> StochasticProximalPoint:
+    """Constants that work, see benchmarks/stochastic.py: the theorem's T is beyond all patience."""
+    inner = SAPD(iterations=30, theta=1.0, decay=200, estimator=Recursive())
+    return StochasticProximalPoint(iterations=10**9, returns="last", inner=inner)
