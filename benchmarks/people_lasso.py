@@ -114,12 +114,15 @@ def literal() -> Person:
         y=Box(-3.0, 3.0),
         data=data().arrays(),
     )
+    start = bx.Point(x=jnp.asarray(0.05), y=jnp.zeros(20))
+    if hasattr(bx.problems, "epigraph_form"):  # 0.1.0 has none
+        problem, start = bx.problems.epigraph_form(problem, start)
     of = lambda x: held_error(of_size(np.ravel(x)[0]))
     return Person(
         number=7,
         name="lasso literal",
         problem=problem,
-        starts=(bx.Point(x=jnp.asarray(0.05), y=jnp.zeros(20)),),
+        starts=(start,),
         repaired=of,
         reference=lambda: on_a_line(of, 0.05, 3.0, 201),
         published=KNOWN,

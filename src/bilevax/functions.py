@@ -8,11 +8,25 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import jax
-from jax.extend.core import jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from bilevax.readings import Reading, reading
 
 T = TypeVar("T")
+
+# Operations that are others by a name of their own: where the other ones are.
+INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
 
 
 class Function:
@@ -133,3 +147,22 @@ def operations(function: Callable[..., Any], *arguments: Any) -> int:
         return len(jaxpr.eqns) + sum(map(count, inner))
 
     return count(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def inlined(eqn: Any) -> ClosedJaxpr | None:
+    """What an operation stands for, if it is others by a name of their own."""
+    inner = eqn.params.get(INLINED.get(eqn.primitive.name, ""))
+    return inner if inner is None or isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
+
+
+def applied(jaxpr: Jaxpr, eqn: Any, values: list[Any]) -> list[Any]:
+    """An operation of a function as it is."""
+    if any(True for _ in jaxprs_in_params(eqn.params)):
+        # One that holds others, of a kind that is not looked into: a program of this one alone.
+        places = [v for v in eqn.invars if not isinstance(v, Literal)]
+        given = [x for v, x in zip(eqn.invars, values) if not isinstance(v, Literal)]
+        parts = {"constvars": [], "invars": places, "outvars": eqn.outvars, "eqns": [eqn]}
+        alone = jaxpr.replace(**parts, effects=eqn.effects)
+        return list(jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given))
+    results = eqn.primitive.bind(*values, **eqn.params)
+    return list(results) if eqn.primitive.multiple_results else [results]

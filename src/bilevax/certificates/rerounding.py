@@ -19,6 +19,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 from jaxtyping import Array
 
+from bilevax.functions import applied, inlined
 from bilevax.trees import Tree
 
 # Operations whose result is exact.
@@ -48,19 +49,6 @@ SUMS = {
     "scatter-add": 2,
     "scatter_add": 2,
     "fft": 0,
-}
-# Operations that are others by a name of their own: where the other ones are.
-INLINED = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 # An operand of more entries than this is large.
 LARGE = 1 << 16
@@ -107,10 +95,8 @@ class _Run:
 
     def _results(self, jaxpr: Jaxpr, eqn: Any, values: list[Any]) -> list[Any]:
         name, params = eqn.primitive.name, eqn.params
-        if name in INLINED and INLINED[name] in params:
-            inner = params[INLINED[name]]
-            closed = isinstance(inner, ClosedJaxpr)
-            return self.run(*((inner.jaxpr, inner.consts) if closed else (inner, ())), values)
+        if (inner := inlined(eqn)) is not None:
+            return self.run(inner.jaxpr, inner.consts, values)
         if name == "scan":
             return self._scan(eqn, values)
         if name == "while":
@@ -121,7 +107,7 @@ class _Run:
             return lax.switch(index, [branch(b) for b in params["branches"]], *operands)
         if name in SUMS:
             values = self._moved(SUMS[name], values)
-        results = _applied(jaxpr, eqn, values)
+        results = applied(jaxpr, eqn, values)
         return results if _is_exact(eqn) else [self._rounded(r) for r in results]
 
     def _scan(self, eqn: Any, values: list[Any]) -> list[Any]:
@@ -187,19 +173,6 @@ def share_of(numbers: Array, place: Array, like: Any) -> Array:
     if size > PERIOD:
         drawn = jnp.tile(drawn, -(-size // PERIOD))[:size]
     return jnp.finfo(dtype).eps * drawn.reshape(shape).astype(dtype)
-
-
-def _applied(jaxpr: Jaxpr, eqn: Any, values: list[Any]) -> list[Any]:
-    """An operation of a function as it is."""
-    if any(True for _ in jaxprs_in_params(eqn.params)):
-        # One that holds others, of a kind that is not looked into: a program of this one alone.
-        places = [v for v in eqn.invars if not isinstance(v, Literal)]
-        given = [x for v, x in zip(eqn.invars, values) if not isinstance(v, Literal)]
-        parts = {"constvars": [], "invars": places, "outvars": eqn.outvars, "eqns": [eqn]}
-        alone = jaxpr.replace(**parts, effects=eqn.effects)
-        return list(jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given))
-    results = eqn.primitive.bind(*values, **eqn.params)
-    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def _is_exact(eqn: Any) -> bool:

@@ -149,9 +149,9 @@ def stalled(run: Summary) -> Status:
 def kinked(run: Summary, where: str) -> Status:
     return Status(
         "stalled",
-        f"Stalled at a kink: {where}. Gradients must not jump: instead of |w| write p + q with "
-        "w = p − q and p, q ≥ 0, and instead of max(a, b) a variable t with constraints a ≤ t and "
-        f"b ≤ t, or take a term such as L1. {run.so_far}",
+        f"Stalled at a kink: {where}. Gradients must not jump: bilevax.problems.epigraph_form("
+        "problem, start) makes variables of absolute values and maxima in a lower level with "
+        f"constraints; elsewhere take a term such as L1. {run.so_far}",
     )
 
 

@@ -2,6 +2,7 @@
 
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.constrained import ConstrainedBilevelProblem
+from bilevax.problems.epigraph import epigraph_form
 from bilevax.problems.form import Call, Form, Reformulation, register, registered
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Multipliers, Point
@@ -17,6 +18,7 @@ __all__ = [
     "Multipliers",
     "Point",
     "Reformulation",
+    "epigraph_form",
     "library",
     "linear",
     "register",
