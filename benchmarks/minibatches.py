@@ -11,9 +11,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -271,32 +276,48 @@ def run(case: Case, data: Any, tolerance: float, seconds: float, each: float) ->
     }
 
 
+def measured(name: str, seconds: float) -> list[dict[str, Any]]:
+    """All runs of one case."""
+    case, rows = CASES[name](), []
+    for tolerance in TOLERANCES:
+        plain = case.source(64).everything()
+        rows.append({"batch": None} | run(case, plain, tolerance, seconds, 1.0))
+        all_rows = rows[-1]["passes"]
+        for batch in BATCHES:
+            source = case.source(batch)
+            each = math.ceil(minibatches(source))
+            found = run(case, source, tolerance, seconds, each)
+            rows.append({"batch": batch} | found | {"ratio": found["passes"] / all_rows})
+        for row in rows[-3:]:
+            print(*row.values(), flush=True)
+    return rows
+
+
+def measured_apart(name: str, seconds: float) -> list[dict[str, Any]]:
+    """The same in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.json"
+        options = ["--cases", name, "--max-seconds", str(seconds), "--json", str(path)]
+        subprocess.run([sys.executable, __file__, *options], check=True)
+        return json.loads(path.read_text())["results"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--max-seconds", type=float, default=120.0)
+    parser.add_argument("--jobs", type=int, default=1, help="cases at once")
     parser.add_argument("--json", type=Path, help="write the results there")
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    rows = []
-    for name in args.cases:
-        if name == "adult" and not ADULT.exists():
-            print("adult: its data is not there")
-            continue
-        case = CASES[name]()
-        for tolerance in TOLERANCES:
-            plain = case.source(64).everything()
-            rows.append({"batch": None} | run(case, plain, tolerance, args.max_seconds, 1.0))
-            all_rows = rows[-1]["passes"]
-            for batch in BATCHES:
-                source = case.source(batch)
-                each = math.ceil(minibatches(source))
-                found = run(case, source, tolerance, args.max_seconds, each)
-                rows.append({"batch": batch} | found | {"ratio": found["passes"] / all_rows})
-            for row in rows[-3:]:
-                print(*row.values(), flush=True)
+    if not ADULT.exists():
+        print("adult: its data is not there")
+    cases = [name for name in args.cases if name != "adult" or ADULT.exists()]
+    measure = measured if args.jobs == 1 else measured_apart
+    with ThreadPoolExecutor(args.jobs) as pool:
+        found = list(pool.map(lambda name: measure(name, args.max_seconds), cases))
     if args.json:
-        versions.write(args.json, {"results": rows})
+        versions.write(args.json, {"results": [row for rows in found for row in rows]})
 
 
 if __name__ == "__main__":

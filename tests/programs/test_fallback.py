@@ -82,7 +82,7 @@ def test_one_that_refuses_is_passed_over_and_a_run_with_two_changes_is_resumed(
     whole = run(*between)
     assert whole.status == "certified"
     assert isinstance(whole.solver, bx.PenaltyMethod)
-    assert whole.state.fallbacks == 2
+    assert whole.state.stage == (3,)
     limit = whole.state.fell_back_at + 1000
     assert run(*between, max_gradients=limit, checkpoint=path).status == "budget spent"
     rest = run(*between, resume=path)

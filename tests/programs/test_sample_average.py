@@ -2,12 +2,14 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bilevax as bx
+from bilevax.problems.means import Chunks, Correction, on_chunks
 from bilevax.solvers import sample_average
 from bilevax.solvers.sample_average import first_minibatches
 from bilevax.terms import Box, Simplex
@@ -30,7 +32,8 @@ def losses(w, d):
 
 
 def upper(x1, x2, y1, y2, d):
-    return x2 @ losses(y1, d)
+    """For targets nearer to zero, so that a ridge is wanted."""
+    return x2 @ losses(y1, d | {"target": 0.6 * d["target"]})
 
 
 def lower(x1, y1, y2, d):
@@ -49,7 +52,7 @@ def start():
 
 @pytest.fixture
 def grows(monkeypatch):
-    """Subsets of 64, 512 and all samples."""
+    """Subsets of 64 and 512 samples, then corrections from all of them."""
     monkeypatch.setattr(sample_average, "FEW_NUMBERS", 0)
     monkeypatch.setattr(sample_average, "LEAST_SAMPLES", 64)
 
@@ -66,7 +69,7 @@ def test_a_subset_is_the_first_minibatches_of_the_source():
         stream, batch = source.draw(stream)
         found.append(batch)
     together = jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
-    few, more = (first_minibatches(source, count, 7) for count in (3, 5))
+    few, more = (first_minibatches(source, count, 7)[1] for count in (3, 5))
     for name, leaf in together.items():
         np.testing.assert_array_equal(few[name], leaf)
         np.testing.assert_array_equal(more[name][: 3 * BATCH], leaf)
@@ -82,15 +85,56 @@ def test_few_samples_are_taken_at_once_and_as_they_are():
     np.testing.assert_allclose(found.point.x1, plain.point.x1, atol=1e-6)
 
 
-def test_subsets_grow_and_all_samples_have_the_last_word(grows):
+def test_means_over_chunks_have_the_derivatives_of_means():
+    """In value, gradient and Hessian, for any number of chunks in use, without a new program."""
+    all_rows, y1 = rows(), jnp.asarray([0.3, -0.2, 0.5])
+    parts = jax.tree.map(lambda a: jnp.asarray(a).reshape(8, -1, *a.shape[1:]), all_rows)
+    stated, half, x1 = problem(all_rows), jnp.full(2, 0.5), jnp.asarray(0.1)
+    derivatives = eqx.filter_jit(
+        lambda p, y: (
+            p.smooth_lower(x1, y, half),
+            jax.grad(p.smooth_lower, 1)(x1, y, half),
+            jax.jacfwd(jax.grad(p.smooth_lower, 1), 1)(x1, y, half),
+        )
+    )
+    for count in (1, 5, 8):
+        of_some = on_chunks(stated, Chunks(parts, jnp.asarray(count), {}))
+        some = stated.on(jax.tree.map(lambda a, n=count: a[: n * ROWS // 8], all_rows))
+        for found, wanted in zip(derivatives(of_some, y1), derivatives(some, y1)):
+            np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_a_correction_has_the_slopes_that_it_is_given():
+    rng = np.random.default_rng(0)
+    here, there, slope, other = ({"a": rng.normal(size=3), "b": rng.normal()} for _ in range(4))
+    correction = Correction.of([here, there], [slope, other])
+    for place, wanted in ((here, slope), (there, other)):
+        found = jax.grad(correction)(place)
+        np.testing.assert_allclose(found["a"], wanted["a"], atol=1e-12)
+        np.testing.assert_allclose(found["b"], wanted["b"], atol=1e-12)
+    once = Correction.of([here], [slope])  # linear
+    np.testing.assert_allclose(jax.grad(once)(there)["a"], slope["a"], atol=1e-12)
+
+
+def test_subsets_grow_and_corrections_bring_the_answer_of_all_samples(grows):
     plain = bx.solve(problem(rows()), start(), tolerance=1e-4, progress=False)
     found = solved(tolerance=1e-4)
-    assert found.state.solver.counts == (4, 32, 256)
+    subset = found.state.solver.subset
+    assert (int(subset.chunks.count), subset.most, subset.batches) == (8, 8, 4)
+    assert int(subset.anchors) > 0
     assert found.certified
-    assert found.gradients < plain.gradients * 256
+    assert found.gradients < 0.7 * plain.gradients * 256
     assert "on some of the samples" in str(found.status)
     assert bx.certify(problem(rows()), found.point).epsilon <= 1e-4
     np.testing.assert_allclose(found.point.x1, plain.point.x1, atol=1e-4)
+
+
+def test_where_corrections_do_not_help_all_samples_have_the_last_word(grows, monkeypatch):
+    monkeypatch.setattr(sample_average, "SHRINKS", 0.0)
+    found = solved(tolerance=1e-4)
+    assert found.state.solver.subset is None
+    assert found.certified
+    assert bx.certify(problem(rows()), found.point).epsilon <= 1e-4
 
 
 def test_a_loose_tolerance_needs_few_gradients_of_all_samples(grows):
@@ -128,7 +172,7 @@ def test_a_constrained_lower_level_takes_minibatches_of_both_levels(grows):
     begin = bx.Point(x=jnp.zeros(1), y=jnp.zeros(1))
     found = bx.solve(constrained, begin, tolerance=1e-4, progress=False)
     assert found.certified
-    assert len(found.state.solver.counts) > 1
+    assert int(found.state.solver.subset.anchors) > 0  # the constraint needs no correction
     np.testing.assert_allclose(found.point.x, above.mean(), atol=1e-3)
     np.testing.assert_allclose(found.point.y, above.mean(), atol=1e-3)
     nearly = bx.polish(constrained, found.point, 1e-3)
@@ -153,7 +197,7 @@ def test_what_the_first_subset_chooses_holds_for_all(grows, tmp_path):
     run = functools.partial(bx.solve, bent, begin, tolerance=1e-4, progress=False)
     whole = run(max_gradients=60_000)
     part = run(max_gradients=whole.gradients - 300)
-    assert part.state.solver.at > 0
+    assert part.state.solver.subset is None or int(part.state.solver.subset.chunks.count) > 1
     part.save(path)
     again = run(max_gradients=60_000, resume=path)
     assert again.gradients == whole.gradients

@@ -58,16 +58,16 @@ def test_the_header_is_one_line_of_json(path):
 def test_a_run_that_fell_back_is_read_as_one(tmp_path):
     asked = []
 
-    def like(fallbacks):
-        asked.append(fallbacks)
-        return fresh(fallbacks)
+    def like(stage):
+        asked.append(stage)
+        return fresh(stage)
 
-    save(tmp_path / "a", state(fallbacks=2, fell_back_at=5))
+    save(tmp_path / "a", state(stage=(2, True), fell_back_at=5))
     assert load(tmp_path / "a", like).fell_back_at == 5
-    assert asked[-1] == 2
+    assert asked[-1] == (2, True)
     save(tmp_path / "a", state())
     load(tmp_path / "a", like)
-    assert asked[-1] == 0
+    assert asked[-1] == ()
 
 
 @pytest.mark.parametrize("place", [-1, -20, -200])

@@ -20,7 +20,7 @@ from bilevax.files import write_bytes
 from bilevax.functions import plain
 from bilevax.problems import Point
 
-MAGIC = "bilevax run 9"
+MAGIC = "bilevax run 10"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class RunState:
     """Where a run stands: the solver and its state, the best point so far, what the checks saw.
 
     `earlier` and `earlier_solves` count the gradients and linear systems before the solver last
-    began anew; `fallbacks` says how often another method took over, and `fell_back_at` is the count
-    at which one did last, or None. `confirmations` counts how often a certificate from
+    began anew; `stage` is which method is at work, and `fell_back_at` the count of gradients at
+    which another one took over last, or None. `confirmations` counts how often a certificate from
     samples was tried on other samples, and `confirmed` says whether the best point's was.
     `withdrawals` counts the certified points that were left since F fell nearby.
     """
@@ -44,7 +44,7 @@ class RunState:
     fingerprint: str
     earlier: int = 0
     earlier_solves: int = 0
-    fallbacks: int = 0
+    stage: tuple = ()
     fell_back_at: int | None = None
     confirmations: int = 0
     confirmed: bool = False
@@ -105,8 +105,8 @@ def save_or_warn(path: str | Path, state: RunState) -> None:
         warn(f"the checkpoint {path} could not be written: {error}", RuntimeWarning)
 
 
-def load(path: str | Path, like: Callable[[int], RunState]) -> RunState:
-    """Read a state that fits a run; `like` gives a fresh one, after so many fallbacks."""
+def load(path: str | Path, like: Callable[[tuple | None], RunState]) -> RunState:
+    """Read a state that fits a run; `like` gives a fresh one, at the stage that it was saved at."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"resume: there is no file {path}")
@@ -119,8 +119,9 @@ def load(path: str | Path, like: Callable[[int], RunState]) -> RunState:
     intact = names <= set(header) and isinstance(header["fingerprint"], str)
     if not intact or hashlib.sha256(rest).hexdigest() != header.get("sha256"):
         raise damaged
-    check_same_run(header["fingerprint"], like(0).fingerprint, str(path))
-    fresh = like(header["fallbacks"])
+    check_same_run(header["fingerprint"], like(None).fingerprint, str(path))
+    header["stage"] = tuple(header["stage"])
+    fresh = like(header["stage"])
     arrays = [getattr(fresh, name) for name in ARRAYS]
     try:
         found = eqx.tree_deserialise_leaves(io.BytesIO(rest), arrays)

@@ -33,14 +33,13 @@ def review(asked: Solver, prepared: Solver, task: Task, state: Any, signals: Tre
 
 
 def relief(
-    asked: Solver, prepared: Solver, task: Task, best: Point, state: Any
+    asked: Solver, prepared: Solver, task: Task, best: Point, last: Point, state: Any
 ) -> tuple[Solver | None, Point]:
     """The method that goes on, if there is one, and where: from the best point, or anew.
 
     Where it goes on by plan, it does so from the last point.
     """
-    if prepared.in_passing:
-        best = prepared.output(task.problem, state)
+    best = last if prepared.in_passing else best
     following = asked.relieved(prepared, dataclasses.replace(task, start=best), state)
     if following is None or not following.part.begins_anew:
         return following, best

@@ -24,6 +24,7 @@ from bilevax.driver.pieces import Piece, compile_first, first_piece, is_quick, n
 from bilevax.driver.runaway import runaway
 from bilevax.driver.solution import Solution, Status
 from bilevax.problems import Point
+from bilevax.programs import compile_seconds
 from bilevax.progress import Progress
 from bilevax.solvers.base import Solver, Task, initial
 
@@ -48,7 +49,7 @@ class Run:
         judge = Judge.of(task)
         self.schedule = schedule.Schedule(judge.weight)
         self.earlier, self.earlier_solves = 0, 0
-        self.refused, self.fallbacks = "", 0
+        self.refused = ""
         self.fell_back_at: int | None = None
         begun = time.perf_counter()
         state = initial(self.solver, task.problem, task.start)
@@ -135,7 +136,7 @@ class Run:
         wrong = ended and not self.solver.in_passing
         if wrong and (jump := kink(self.verdicts.judge.problem, piece.point)):
             return sentences.kinked(self.summary, jump)
-        if ended and self._fall_back():
+        if ended and self._fall_back(piece.point):
             return None
         if done and not (self.solver.in_passing and (no_room or late)):
             return sentences.stopped_itself(self.summary)
@@ -193,19 +194,19 @@ class Run:
         seen = (self.verdicts.history, since, part.has_theorem)
         return not part.in_stages and schedule.history_stalled(*seen)
 
-    def _fall_back(self) -> bool:
+    def _fall_back(self, last: Point) -> bool:
         """Let another method go on where this one does not, if there is one."""
-        begun = time.perf_counter()
+        begun, before = time.perf_counter(), compile_seconds()
         try:
-            place = (self.asked, self.solver, self.task, self.verdicts.best, self.state)
-            following, start = relief(*place)
+            points = (self.verdicts.best, last)
+            following, start = relief(self.asked, self.solver, self.task, *points, self.state)
         except ValueError as error:
             self.refused = sentences.cannot_follow(error)
             return False
         if following is None:
             return False
         self.take_over(following, start)
-        self._leave_out(time.perf_counter() - begun)
+        self._leave_out(min(time.perf_counter() - begun, compile_seconds() - before))
         self.schedule.postpone(self.gradients)
         return True
 
@@ -232,10 +233,9 @@ class Run:
         return self.solver.view(self.task.problem), self.state, self.earlier
 
     def take_over(self, following: Solver, start: Point) -> None:
-        before = self.solver if self.solver.in_passing else self.solver.part
-        at, self.first_method = self.gradients, before
+        self.first_method = self.solver if self.solver.in_passing else self.solver.part
+        self.fell_back_at = self.gradients
         self._begin_anew(following, start)
-        self.fallbacks, self.fell_back_at = self.fallbacks + 1, at
 
     def _begin_anew(self, solver: Solver, start: Point) -> None:
         problem = self.task.problem
@@ -288,7 +288,7 @@ class Run:
             fingerprint=self.fingerprint,
             earlier=self.earlier,
             earlier_solves=self.earlier_solves,
-            fallbacks=self.fallbacks,
+            stage=self.solver.stage,
             fell_back_at=self.fell_back_at,
             **self.verdicts.saved(),
         )

@@ -11,14 +11,14 @@ from bilevax.driver.loop import Run
 
 def resume(run: Run, source: RunState | str | Path) -> None:
     """Let a run go on from a state, or from the file that it was saved to."""
-    fresh = lambda fallbacks: _fresh(run, fallbacks)
+    fresh = lambda stage: _fresh(run, stage)
     saved = load(source, fresh) if isinstance(source, str | Path) else source
     if not isinstance(saved, RunState):
         raise TypeError(f"resume must be a solution's state or a file, not {source!r}")
     check_same_run(saved.fingerprint, run.fingerprint, "this state")
     run.solver, run.state = saved.solver, saved.solver_state
     run.earlier, run.earlier_solves = saved.earlier, saved.earlier_solves
-    run.fallbacks, run.fell_back_at = saved.fallbacks, saved.fell_back_at
+    run.fell_back_at = saved.fell_back_at
     run.schedule.next_check = run.reviewed_at = saved.next_check
     ready = bool(run.solver.is_ready(run.task.problem, run.state))
     run.checked_at = (int(saved.history["gradients"][-1]), ready)
@@ -27,10 +27,8 @@ def resume(run: Run, source: RunState | str | Path) -> None:
     run.limits.begin(run.clock, run.state.gradients)
 
 
-def _fresh(run: Run, fallbacks: int) -> RunState:
-    """A snapshot of a run as it begins, or as a later one of its methods begins."""
-    while run.fallbacks < fallbacks:
-        following = run.asked.relieved(run.solver, run.task, run.state)
-        assert following is not None
-        run.take_over(following, run.task.start)
+def _fresh(run: Run, stage: tuple | None) -> RunState:
+    """A snapshot of a run as it begins, or as the method of a later stage begins."""
+    if stage is not None and stage != run.solver.stage:
+        run.take_over(run.asked.prepared_at(stage, run.task), run.task.start)
     return run.snapshot()

@@ -147,6 +147,15 @@ class Solver(eqx.Module, Generic[State]):
             tolerance += task.relative * slope_at(task.problem, task.start)
         return self.prepare(task.problem, task.start, tolerance)
 
+    @property
+    def stage(self) -> tuple:
+        """Which of its parts is at work, as plain values: a saved run needs no more to go on."""
+        return ()
+
+    def prepared_at(self, stage: tuple, task: Task) -> Solver:
+        """The solver as it was prepared at that stage, but for its numbers."""
+        return self.prepared_for(task)
+
     def chosen_for(self, task: Task) -> Solver:
         """The same method with the choices made that it makes by looking at a problem."""
         return self

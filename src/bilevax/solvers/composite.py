@@ -60,6 +60,14 @@ class Sequence(Solver[Any]):
     def prepared_for(self, task: Task) -> Sequence:
         return self._with(self.solvers[self.at].prepared_for(task), self.at)
 
+    @property
+    def stage(self) -> tuple:
+        return (self.at, *self._now.stage)
+
+    def prepared_at(self, stage: tuple, task: Task) -> Sequence:
+        at, *rest = stage
+        return self._with(self.solvers[at].prepared_at(tuple(rest), task), at)
+
     # What is asked of a sequence is in the prepared one, too.
 
     def prepared_again(self, prepared: Sequence, task: Task) -> Sequence:
@@ -162,6 +170,15 @@ class Reformulated(Solver[ReformulatedState]):
     def prepared_for(self, task: Task) -> Reformulated:
         first = self.kind.of(task.problem, task.start)
         inner = self.inner.prepared_for(_seen(task, first))
+        return Reformulated(inner, self.kind, first)
+
+    @property
+    def stage(self) -> tuple:
+        return self.inner.stage
+
+    def prepared_at(self, stage: tuple, task: Task) -> Reformulated:
+        first = self.kind.of(task.problem, task.start)
+        inner = self.inner.prepared_at(stage, _seen(task, first))
         return Reformulated(inner, self.kind, first)
 
     def chosen_for(self, task: Task) -> Reformulated:

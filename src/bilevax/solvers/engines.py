@@ -52,6 +52,9 @@ class Engines(Sequence):
     def prepared_for(self, task: Task) -> Sequence:
         return self.chosen_for(task).prepared_for(task)
 
+    def prepared_at(self, stage: tuple, task: Task) -> Sequence:
+        return self.chosen_for(task).prepared_at(stage, task)
+
     def _ordered(self, task: Task) -> list[Solver]:
         (newton, inside, adaptive), entries = self.solvers, sum(sizes_of(task.start))
         if not takes(task.start, interior=False):

@@ -13,11 +13,20 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from bilevax import trees
 from bilevax.arguments import whole
 from bilevax.certificates import judge
 from bilevax.data import Source
 from bilevax.data.source import minibatches
 from bilevax.problems import Form, Point
+from bilevax.problems.means import (
+    Chunks,
+    Correction,
+    first_corrections,
+    on_chunks,
+    places,
+    slopes,
+)
 from bilevax.programs import entries, quick
 from bilevax.solvers.base import Solver, Task, check_part, default_solver
 from bilevax.solvers.composite import composed
@@ -25,18 +34,21 @@ from bilevax.solvers.penalty import PenaltyMethod
 from bilevax.solvers.stochastic_proximal_point import practical
 from bilevax.trees import Tree
 
-# Each subset has so many times the samples of the one before; so many come before all samples.
-GROWTH, SUBSETS = 8, 2
-# The first one has at least so many samples, and so many for each entry of the start.
-LEAST_SAMPLES, SAMPLES_AN_ENTRY = 128, 2
+# Each subset has so many times the samples of the one before. The largest is that share of all
+# samples, and the smallest that share of it, squared.
+GROWTH = 8
+# A subset has at least so many samples, and so many for each entry of the start.
+LEAST_SAMPLES, SAMPLES_AN_ENTRY = 128, 4
 # The problem of a subset of n samples is solved up to this share of 1/√n of the sizes at hand, or
 # as exactly as is asked for: more would be lost with the next subset.
 SUBSET_SHARE = 0.3
-# All samples are taken at once if they have at most so many numbers: each subset has programs of
-# its own, which have to be compiled.
+# All samples are taken at once if they have at most so many numbers.
 FEW_NUMBERS = 1 << 22
 # A subset of what is not in memory has at most so many numbers and minibatches.
 MOST_NUMBERS, MOST_BATCHES = 1 << 24, 10_000
+# The slopes of a subset are corrected at most so often, and until what they are off has not fallen
+# to this share so many times in turn. The problem is then solved up to the last share of it.
+ANCHORS, SHRINKS, PATIENCE, ANCHOR_SHARE = 12, 0.5, 2, 0.003
 
 
 def _stochastic() -> Solver:
@@ -44,15 +56,42 @@ def _stochastic() -> Solver:
 
 
 class SampleState(eqx.Module):
-    """The state of the method at work, and what one of its gradients counts for."""
+    """The state of the method at work, and what its gradients count for."""
 
     inner: Any
     solved: Array  # whether the problem of this subset is
-    minibatches: int = eqx.field(static=True)
+    minibatches: Array  # that one of its gradients takes
+    spent: Array  # gradients of minibatches before its first step
 
     @property
     def gradients(self) -> Array:
-        return self.inner.gradients * self.minibatches
+        return self.inner.gradients * self.minibatches + self.spent
+
+
+class Subset(eqx.Module):
+    """Some of the samples, and how the work on them stands. One program serves all its sizes."""
+
+    chunks: Chunks
+    stream: Any  # where the samples after these begin, of a source on the host
+    anchors: Any  # how often slopes were corrected
+    error: Any  # by how much they were off the last time
+    strikes: Any  # how often in turn that has not helped
+    spent: Any  # gradients of minibatches that this took
+    batches: int = eqx.field(static=True)  # minibatches in a chunk
+
+    @property
+    def most(self) -> int:
+        """How many chunks there are."""
+        return jax.tree.leaves(self.chunks.samples)[0].shape[0]
+
+    def grown(self) -> Subset | None:
+        """With more of its chunks in use."""
+        count = int(self.chunks.count)
+        if count == self.most:
+            return None
+        following = GROWTH * count if GROWTH * count <= self.most / 2 else self.most
+        chunks = dataclasses.replace(self.chunks, count=np.asarray(following))
+        return dataclasses.replace(self, chunks=chunks, spent=np.zeros((), int))
 
 
 class SampleAverage(Solver[SampleState]):
@@ -60,10 +99,17 @@ class SampleAverage(Solver[SampleState]):
 
     The mean over a subset of the samples stands for the mean over all. The method solves that
     problem, then that of a subset eight times as large, which has the smaller one in it, from
-    there, and so on; at last that of all samples, if they are in memory. Where these are few, they
-    come first. A run is judged on all samples whenever a subset's problem is solved, and ends as
-    soon as the certificate holds there. Where samples are not in memory, subsets grow as far as
-    memory allows, and `last`, a stochastic method, goes on.
+    there, and so on, up to an eighth of all samples.
+
+    Then the slopes of that subset's functions are corrected: by linear and quadratic terms, with
+    which they have the gradients of all samples where the method has ended. That costs one gradient
+    of all samples, and brings the answer nearer by the share to which the curvature of the subset
+    is that of all. It is done again as long as this helps; a problem of all samples comes at last.
+
+    Where samples are few, that comes first. Where they are not in memory, subsets grow as far as
+    memory allows, corrections are from eight times the samples, then from eight times as many, and
+    `last`, a stochastic method, goes on. A run is judged whenever a subset's problem is solved, on
+    all samples or on minibatches that were held out, and ends as soon as the certificate holds.
 
     `solver` is the one for a problem with plain data, by default the one that `solve` takes. `key`
     decides on the subsets. Gradients are counted in those of a minibatch: one of all samples counts
@@ -76,10 +122,9 @@ class SampleAverage(Solver[SampleState]):
     solver: Solver | None = None
     last: Solver = eqx.field(default_factory=_stochastic)
     key: int = eqx.field(static=True, default=0)
-    counts: tuple[int, ...] = eqx.field(static=True, default=())
-    at: int = eqx.field(static=True, default=0)
     now: Solver | None = None
-    subset: Tree = None  # its samples, unless it is all of them
+    subset: Subset | None = None
+    total: int = eqx.field(static=True, default=1)  # minibatches that one gradient takes at last
 
     def __check_init__(self):
         whole(self.key, "SampleAverage: key", 0)
@@ -97,68 +142,83 @@ class SampleAverage(Solver[SampleState]):
         return self if self.now is None else self.now.part
 
     @property
-    def is_last(self) -> bool:
-        return self.at == len(self.counts) - 1
+    def in_passing(self) -> bool:
+        return self.subset is not None
 
     @property
-    def in_passing(self) -> bool:
-        return not self.is_last
+    def each(self) -> Any:
+        """How many minibatches one gradient takes."""
+        return self.total if self.subset is None else self.subset.chunks.count * self.subset.batches
 
     @property
     def gradients_per_step(self) -> int:
-        return self.counts[self.at] * self._now.gradients_per_step
+        return int(self.each) * self._now.gradients_per_step
 
     def review_gradients(self, state: SampleState) -> int:
-        return state.minibatches * self._now.review_gradients(state.inner)
+        return int(self.each) * self._now.review_gradients(state.inner)
 
     def prepare(self, problem: Any, start: Point, tolerance: float) -> SampleAverage:
         return self.prepared_for(Task(problem, start, tolerance))
 
     def prepared_for(self, task: Task) -> SampleAverage:
+        source = task.problem.data
         if not task.problem.sampled:
             raise ValueError(
                 "SampleAverage is for data that is a source of minibatches, such as "
                 "bilevax.data.Arrays(…)"
             )
-        counts = self.counts or _counts(task)
-        return dataclasses.replace(self, counts=counts)._taking(self.at, task, choosing=True)
-
-    def _taking(self, at: int, task: Task, choosing: bool = False) -> SampleAverage:
-        """Prepared for one of the subsets; what the first one chooses holds for all."""
-        subset = None
-        if at < len(self.counts) - 1:
-            subset = first_minibatches(task.problem.data, self.counts[at], self.key)
-        chosen = dataclasses.replace(self, at=at, now=None, subset=subset)
+        known = source.everything() is not None
+        total = math.ceil(minibatches(source)) if known else 1
+        chosen = dataclasses.replace(self, total=total, subset=_first_subset(task, self.key))
         seen = chosen._task(task)
         asked = chosen._asked(seen.problem)
-        if choosing and not seen.problem.sampled:
+        if not seen.problem.sampled:  # what is chosen for a first subset holds for all
             asked = asked.chosen_for(seen)
             chosen = dataclasses.replace(chosen, solver=asked)
         return dataclasses.replace(chosen, now=asked.prepared_for(seen))
 
+    @property
+    def stage(self) -> tuple:
+        return (self.in_passing, *self._now.stage)
+
+    def prepared_at(self, stage: tuple, task: Task) -> SampleAverage:
+        in_passing, *rest = stage
+        first = self.prepared_for(task)
+        chosen = first if in_passing else dataclasses.replace(first, subset=None)
+        seen = chosen._task(task)
+        now = chosen._asked(seen.problem).prepared_at(tuple(rest), seen)
+        return dataclasses.replace(chosen, now=now)
+
     def _asked(self, seen: Form) -> Solver:
-        """The method for the problem of this subset."""
+        """The method for the problem at hand."""
         given = self.last if seen.sampled else self.solver
         return composed(default_solver(seen) if given is None else given, seen)
 
     def seen(self, problem: Any) -> Any:
         """The problem of this subset, of all samples, or the stated one."""
-        return problem.complete() or problem if self.is_last else problem.on(self.subset)
+        if self.subset is None:
+            return problem.complete() or problem
+        return on_chunks(problem, self.subset.chunks)
 
     def view(self, problem: Any) -> Any:
-        return problem if self.is_last else problem.on(())
+        return problem if self.subset is None else problem.on(())
 
     def _task(self, task: Task) -> Task:
-        """What is asked of the method on this subset."""
-        relative, samples = task.relative, self.counts[self.at] * task.problem.data.batch
-        if not self.is_last:
+        """What is asked of the method here."""
+        tolerance, relative = task.tolerance, task.relative
+        if self.subset is not None and self.subset.anchors:
+            tolerance = max(tolerance, ANCHOR_SHARE * float(self.subset.error))
+        elif self.subset is not None:
+            samples = int(self.each) * task.problem.data.batch
             relative = max(relative, SUBSET_SHARE / samples**0.5)
-        return dataclasses.replace(task, problem=self.seen(task.problem), relative=relative)
+        return Task(self.seen(task.problem), task.start, tolerance, relative)
 
     # What is asked of it is in the prepared one, too.
 
     def prepared_again(self, prepared: SampleAverage, task: Task) -> SampleAverage:
-        return prepared._taking(prepared.at, task)
+        seen = prepared._task(task)
+        now = prepared._asked(seen.problem).prepared_again(prepared._now, seen)
+        return dataclasses.replace(prepared, now=now)
 
     def prepared_anew(
         self, prepared: SampleAverage, task: Task, state: SampleState
@@ -170,12 +230,26 @@ class SampleAverage(Solver[SampleState]):
     def relieved(
         self, prepared: SampleAverage, task: Task, state: SampleState
     ) -> SampleAverage | None:
-        """The next subset; on the last one, what the method itself lets go on."""
-        if not prepared.is_last:
-            return prepared._taking(prepared.at + 1, task)
-        seen = prepared._task(task)
-        now = prepared._asked(seen.problem).relieved(prepared._now, seen, state.inner)
-        return None if now is None else dataclasses.replace(prepared, now=now)
+        """Another method where this one is lost; a larger subset; corrected slopes; all samples."""
+        seen, subset = prepared._task(task), prepared.subset
+        if subset is None or not prepared._has_ended(seen.problem, state):
+            now = prepared._asked(seen.problem).relieved(prepared._now, seen, state.inner)
+            if now is not None or subset is None:
+                return None if now is None else dataclasses.replace(prepared, now=now)
+        assert subset is not None
+        following = subset.grown() or _anchored(task, subset)
+        chosen = dataclasses.replace(prepared, subset=following)
+        seen = chosen._task(task)
+        asked = chosen._asked(seen.problem)
+        if seen.problem.sampled:  # by another method
+            return dataclasses.replace(chosen, now=asked.prepared_for(seen))
+        return dataclasses.replace(
+            chosen, now=asked.prepared_anew(prepared._now, seen, state.inner)
+        )
+
+    def _has_ended(self, seen: Form, state: SampleState) -> bool:
+        """Whether the problem of the subset is solved."""
+        return bool(state.solved) or bool(self._now.is_ready(seen, state.inner))
 
     def reviewed(
         self, prepared: SampleAverage, task: Task, state: SampleState, signals: Tree
@@ -187,7 +261,7 @@ class SampleAverage(Solver[SampleState]):
         following = dataclasses.replace(prepared, now=now)
         if inner is None:
             return following, None, changed
-        if not prepared.is_last:
+        if prepared.in_passing and not now.part.in_stages:
             found = judge(seen.problem, now.output(seen.problem, inner), sizes=True)
             solved = found.certified(seen.tolerance, seen.relative)
             state = dataclasses.replace(state, solved=jnp.asarray(solved))
@@ -195,15 +269,18 @@ class SampleAverage(Solver[SampleState]):
 
     def init(self, problem: Any, start: Point) -> SampleState:
         inner = self._now.init(self.seen(problem), start)
-        return SampleState(inner, jnp.zeros((), bool), self.counts[self.at])
+        spent = 0 if self.subset is None else self.subset.spent
+        return SampleState(
+            inner, jnp.zeros((), bool), jnp.asarray(self.each, int), jnp.asarray(spent, int)
+        )
 
     def step(self, problem: Any, state: SampleState, limit: Array) -> SampleState:
-        inner = self._now.step(self.seen(problem), state.inner, limit // state.minibatches)
+        inner = self._now.step(self.seen(problem), state.inner, _share(state, limit))
         return dataclasses.replace(state, inner=inner)
 
     def advance(self, problem: Any, state: SampleState, limit: Array) -> SampleState:
-        seen, limit = self.seen(problem), limit // state.minibatches
-        onwards = lambda: self._now.advance(seen, state.inner, limit)
+        seen = self.seen(problem)
+        onwards = lambda: self._now.advance(seen, state.inner, _share(state, limit))
         inner = lax.cond(state.solved, lambda: state.inner, onwards)
         return dataclasses.replace(state, inner=inner)
 
@@ -211,12 +288,12 @@ class SampleAverage(Solver[SampleState]):
         """Where the method asks for a check, it has solved the problem of its subset."""
         seen = self.seen(problem)
         done = self._now.done(seen, state.inner)
-        if self.is_last:
+        if self.subset is None:
             return done
         return done | state.solved | self._now.is_ready(seen, state.inner)
 
     def is_ready(self, problem: Any, state: SampleState) -> Array:
-        if not self.is_last:
+        if self.subset is not None:
             return jnp.zeros((), bool)
         return self._now.is_ready(self.seen(problem), state.inner)
 
@@ -236,17 +313,51 @@ class SampleAverage(Solver[SampleState]):
         return dataclasses.replace(state, inner=self._now.with_stream(state.inner, stream))
 
 
-def first_minibatches(source: Source, count: int, key: int) -> Tree:
-    """The first minibatches of a source, as one."""
+def _share(state: SampleState, limit: Array) -> Array:
+    """How many gradients of the method itself fit in so many of minibatches."""
+    return (limit - state.spent) // state.minibatches
+
+
+def _first_subset(task: Task, key: int) -> Subset | None:
+    """The samples of all subsets, with the smallest one in use; None where samples are few."""
+    source, everything = task.problem.data, task.problem.data.everything()
+    least = math.ceil(max(LEAST_SAMPLES, SAMPLES_AN_ENTRY * entries(task.start)) / source.batch)
+    if everything is None:
+        shapes = jax.eval_shape(lambda: source.draw(source.init(key))[1])
+        most = max(least, min(MOST_NUMBERS // entries(shapes), MOST_BATCHES))
+    else:
+        most = int(minibatches(source)) // GROWTH
+        if entries(everything) <= FEW_NUMBERS or most < least:
+            return None
+    batches = max(least, most // GROWTH**2)
+    number = most // batches
+    stream, drawn = first_minibatches(source, number * batches, key)
+    samples = jax.tree.map(lambda a: a.reshape(number, -1, *a.shape[1:]), drawn)
+    corrections = first_corrections(task.problem, task.start)
+    chunks = Chunks(samples, np.ones((), int), corrections)
+    zero, unknown = np.zeros((), int), np.full((), math.inf)
+    return Subset(
+        chunks, stream, anchors=zero, error=unknown, strikes=zero, spent=zero, batches=batches
+    )
+
+
+def first_minibatches(source: Source, count: int, key: int) -> tuple[Any, Tree]:
+    """The first minibatches of a source as one, and where a source on the host stands then."""
     if source.everything() is not None:
-        return _drawn(source, count, key)
-    stream, batches = source.refilled(source.init(key)), []
-    while len(batches) < count:
-        if not bool(source.ready(stream)):
-            stream = source.refilled(stream)
-        stream, batch = source.draw(stream)
-        batches.append(jax.tree.map(np.asarray, batch))
-    return jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *batches)
+        return None, _drawn(source, count, key)
+    stream, batches = source.init(key), []
+    for _ in range(count):
+        stream, batch = _next(source, stream)
+        batches.append(batch)
+    return stream, jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *batches)
+
+
+def _next(source: Source, stream: Any) -> tuple[Any, Tree]:
+    """The next minibatch of a source on the host."""
+    if not bool(source.ready(stream)):
+        stream = source.refilled(stream)
+    stream, batch = source.draw(stream)
+    return stream, jax.tree.map(np.asarray, batch)
 
 
 @quick
@@ -255,19 +366,66 @@ def _drawn(source: Source, count: int, key: int) -> Tree:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batches)
 
 
-def _counts(task: Task) -> tuple[int, ...]:
-    """How many minibatches each subset has; the last one is all of them, or one at a time."""
-    source, everything = task.problem.data, task.problem.data.everything()
-    least = math.ceil(max(LEAST_SAMPLES, SAMPLES_AN_ENTRY * entries(task.start)) / source.batch)
-    if everything is None:
-        each = entries(jax.eval_shape(lambda: source.draw(source.init(0))[1]))
-        counts = []
-        while not counts or (least * each <= MOST_NUMBERS and least <= MOST_BATCHES):
-            counts.append(least)
-            least *= GROWTH
-        return (*counts, 1)
-    counts = [math.ceil(minibatches(source))]
-    many = entries(everything) > FEW_NUMBERS
-    while many and counts[0] >= GROWTH * least and len(counts) <= SUBSETS:
-        counts.insert(0, math.ceil(counts[0] / GROWTH))
-    return tuple(counts)
+def _anchored(task: Task, subset: Subset) -> Subset | None:
+    """The subset with slopes corrected at the start of a task; None where that does not help."""
+    problem, point = task.problem, task.start
+    if int(subset.anchors) == ANCHORS or _constraints_vary(problem, subset.chunks, point):
+        return None
+    known, stream = problem.complete(), subset.stream
+    if known is not None:
+        exact, spent = _slopes(known, point), math.ceil(minibatches(problem.data))
+    else:
+        spent = GROWTH ** (int(subset.anchors) + 1) * subset.most * subset.batches
+        stream, exact = _mean_slopes(problem, point, stream, spent)
+    error, corrections = _corrections(problem.on(()), subset.chunks, point, exact)
+    strikes = 0 if float(error) <= SHRINKS * float(subset.error) else int(subset.strikes) + 1
+    if strikes == PATIENCE:
+        return None
+    return dataclasses.replace(
+        subset,
+        chunks=dataclasses.replace(subset.chunks, corrections=corrections),
+        stream=stream,
+        anchors=np.asarray(int(subset.anchors) + 1),
+        error=np.asarray(error, float),
+        strikes=np.asarray(strikes),
+        spent=np.asarray(spent, int),
+    )
+
+
+_slopes = quick(slopes)
+
+
+def _mean_slopes(problem: Any, point: Point, stream: Any, count: int) -> tuple[Any, Tree]:
+    """The mean of the slopes over the next minibatches of a source on the host."""
+    total = None
+    for _ in range(count):
+        stream, batch = _next(problem.data, stream)
+        found = _slopes(problem.on(batch), point)
+        total = found if total is None else jax.tree.map(jnp.add, total, found)
+    return stream, trees.scale(1 / count, total)
+
+
+@quick
+def _corrections(
+    problem: Any, chunks: Chunks, point: Point, exact: dict[str, list]
+) -> tuple[Array, dict[str, Correction]]:
+    """How far the subset's slopes are off, and what corrects them. ρ weighs the lower level's."""
+    at = places(problem, point)
+    zero = jax.tree.map(jnp.zeros_like, chunks.corrections)
+    own = slopes(on_chunks(problem, chunks), point)
+    bare = slopes(on_chunks(problem, dataclasses.replace(chunks, corrections=zero)), point)
+    error = jnp.zeros(())
+    for name, slope in exact.items():
+        weight = jnp.asarray(point.rho if name == "lower" and point.rho is not None else 1.0)
+        error = jnp.hypot(error, weight * trees.norm(trees.subtract(slope, own[name])))
+    off = {name: trees.subtract(exact[name], bare[name]) for name in exact}
+    return error, {name: Correction.of(at[name], off[name]) for name in exact}
+
+
+def _constraints_vary(problem: Form, chunks: Chunks, point: Point) -> bool:
+    """Whether there are constraints that depend on samples: these are not corrected."""
+    calls = [call for call in problem.calls(point) if call.name in problem.array_functions]
+    first = jax.tree.map(lambda a: a[0, : a.shape[1] // 2], chunks.samples)
+    second = jax.tree.map(lambda a: a[0, a.shape[1] // 2 :], chunks.samples)
+    one, two = ([c(*c.blocks.values(), half) for c in calls] for half in (first, second))
+    return not all(np.allclose(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two)))
