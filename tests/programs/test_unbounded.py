@@ -29,6 +29,32 @@ def quadratic(x1, y1, y2, data):
     return 0.5 * (y1 - x1) @ data @ (y1 - x1)
 
 
+def polynomial(x1, y1, y2, c):
+    """(c₀ − c₁)y + c₂y² + c₃y⁴, in numbers: one program for many lower levels."""
+    return c[0] * y1 - c[1] * y1 + c[2] * y1**2 + c[3] * y1**4
+
+
+def saddle(x1, y1, y2, d):
+    """a/2·y1² + y1·y2 − b/2·y2²."""
+    return d[0] / 2 * y1**2 + y1 * y2 - d[1] / 2 * y2**2
+
+
+def saddle_level(a, b, modulus):
+    return bx.BilevelProblem(
+        square_of_x,
+        saddle,
+        x1=Free(),
+        y1=Free(),
+        y2=Free(),
+        data=A([a, b]),
+        lower_modulus=modulus,
+    )
+
+
+def square_of_x(x1, x2, y1, y2, data):
+    return x1**2
+
+
 def level(lower, y1, **options):
     return bx.BilevelProblem(upper, lower, x1=Free(), y1=y1, **options)
 
@@ -115,8 +141,15 @@ def test_which_terms_have_a_way_to_infinity(term, endless):
 # ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("kind", ["radius", "modulus"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("radius", np.float32),
+        ("radius", np.float64),
+        pytest.param("modulus", np.float32, marks=pytest.mark.long),
+        ("modulus", np.float64),
+    ],
+)
 def test_a_quadratic_without_bounds(kind, dtype):
     """f(y) − f(z) + ‖∇f(z)‖·(R + ‖z − y‖), or + ‖∇f(z)‖²/(2m); the gap is f(y)."""
     rng = np.random.default_rng(3)
@@ -157,27 +190,30 @@ def test_a_modulus_that_is_the_curvature_gives_the_gap_itself():
 def test_a_modulus_may_depend_on_x():
     """½eˣ(y − 1)²: the gap at y, from any z, and nothing where the modulus is not positive."""
     lower = lambda x1, y1, y2: 0.5 * jnp.exp(x1) * (y1 - 1) ** 2
-    at = {"x1": 0.3, "y1": 2.0, "z1": 0.5}
-    c = judged(level(lower, Free(), lower_modulus=jnp.exp), **at)
+
+    def modulus(x):
+        """eˣ where 0 ≤ x < 1; elsewhere negative, infinite, and not a number."""
+        bad = jnp.where(x < 0, x, jnp.where(x < 2, jnp.inf, jnp.nan))
+        return jnp.where((x >= 0) & (x < 1), jnp.exp(x), bad)
+
+    problem, at = level(lower, Free(), lower_modulus=modulus), {"y1": 2.0, "z1": 0.5}
+    c = judged(problem, x1=0.3, **at)
     assert c.gap == pytest.approx(0.5 * math.exp(0.3), rel=1e-12)
     assert c.modulus == pytest.approx(math.exp(0.3))
     assert c.radius == INF
-    for bad in (lambda x: x - 1, lambda x: x * jnp.nan, lambda x: x * jnp.inf):
-        c = judged(level(lower, Free(), lower_modulus=bad), **at)
+    for x in (-0.7, 1.5, 2.5):
+        c = judged(problem, x1=x, **at)
         assert c.modulus == 0
         assert c.radius == pytest.approx(30.0)
     with pytest.raises(TypeError, match="lower_modulus must return one number"):
-        judged(level(lower, Free(), lower_modulus=lambda x: A([1.0, 2.0])), **at)
+        judged(level(lower, Free(), lower_modulus=lambda x: A([1.0, 2.0])), x1=0.3, **at)
 
 
 @pytest.mark.parametrize("modulus", [None, 0.5])
 def test_a_saddle_without_bounds(modulus):
     """a/2·y1² + y1·y2 − b/2·y2² has the gap (a/2 + 1/(2b))·y1² + (b/2 + 1/(2a))·y2²."""
     a, b = 2.0, 0.5
-    lower = lambda x1, y1, y2: a / 2 * y1**2 + y1 * y2 - b / 2 * y2**2
-    problem = bx.BilevelProblem(
-        lambda x1, x2, y1, y2: x1**2, lower, x1=Free(), y1=Free(), y2=Free(), lower_modulus=modulus
-    )
+    problem = saddle_level(a, b, modulus)
     y1, y2 = 0.3, -0.4
     gap = (a / 2 + 1 / (2 * b)) * y1**2 + (b / 2 + 1 / (2 * a)) * y2**2
     exact = judged(problem, x1=0.0, y1=y1, y2=y2, z1=-y2 / a, z2=y1 / b)
@@ -210,8 +246,8 @@ def test_entries_with_bounds_are_as_exact_as_before():
 
 
 def test_the_radius_can_be_set():
-    problem = level(quadratic, Free(), data=A(np.eye(2)))
-    at = {"x1": [0.0, 0.0], "y1": [0.0, 0.0], "z1": [0.0, 1e-3]}
+    problem = level(quadratic, Free(), data=A(np.eye(3)))
+    at = {"x1": np.zeros(3), "y1": np.zeros(3), "z1": [0.0, 1e-3, 0.0]}
     for given in (0.5, 100.0):
         c = judged(problem, **at, radius=given)
         assert c.radius == given
@@ -239,7 +275,13 @@ def test_a_problem_without_a_lower_level_has_no_radius():
 
 
 @pytest.mark.parametrize(
-    "term", [Box(-3.0, 3.0), terms.L2Ball(3.0), terms.Ridge(1.0), terms.L1(0.1) + Box(-3.0, 3.0)]
+    "term",
+    [
+        Box(-3.0, 3.0),
+        pytest.param(terms.L2Ball(3.0), marks=pytest.mark.long),
+        pytest.param(terms.Ridge(1.0), marks=pytest.mark.long),
+        pytest.param(terms.L1(0.1) + Box(-3.0, 3.0), marks=pytest.mark.long),
+    ],
 )
 def test_with_bounds_a_radius_and_a_modulus_change_nothing(term):
     """Bit for bit: where tangent and term are enough, the bound rests on nothing else."""
@@ -263,30 +305,31 @@ def test_with_bounds_a_radius_and_a_modulus_change_nothing(term):
 @pytest.mark.parametrize("term", [NonNegative(), Free(), Box(-INF, INF)], ids=str)
 def test_a_lower_level_that_falls_without_end_is_not_certified(term):
     """min −y is −∞: the gap within R is R."""
-    c = judged(level(lambda x1, y1, y2: -y1, term), rho=1e-3, x1=0.0, y1=2.0, z1=5.0)
+    falling = level(polynomial, term, data=A([-1.0, 0.0, 0.0, 0.0]))
+    c = judged(falling, rho=1e-3, x1=0.0, y1=2.0, z1=5.0)
     assert c.gap >= RADIUS * 3
     assert c.radius == pytest.approx(RADIUS * 3)
     assert not c.certified(1.0)
     # Somebody who asks for so little gets it, and it says so.
-    c = judged(level(lambda x1, y1, y2: -y1, term), x1=0.0, y1=2.0, z1=2.0, radius=1e-3)
+    c = judged(falling, x1=0.0, y1=2.0, z1=2.0, radius=1e-3)
     assert c.gap >= 1e-3
     assert c.radius == pytest.approx(1e-3)
 
 
 def test_a_slope_towards_a_bound_needs_no_radius():
-    c = judged(level(lambda x1, y1, y2: y1, NonNegative()), x1=0.0, y1=2.0, z1=5.0)
+    rising = level(polynomial, NonNegative(), data=A([1.0, 0.0, 0.0, 0.0]))
+    c = judged(rising, x1=0.0, y1=2.0, z1=5.0)
     assert c.gap == pytest.approx(2.0)
     assert c.radius == INF
 
 
 def test_a_slope_that_vanishes_by_rounding_is_not_zero():
     """d₀y − d₁y: the data may be half a unit off, and then it falls without end."""
-    lower = lambda x1, y1, y2, d: d[0] * y1 - d[1] * y1
-    c = judged(level(lower, Free(), data=A([1e9, 1e9])), x1=0.0, y1=0.0, z1=0.0)
+    straight = lambda d: level(polynomial, Free(), data=A([d, d, 0.0, 0.0]))
+    c = judged(straight(1e9), x1=0.0, y1=0.0, z1=0.0)
     assert c.radius == pytest.approx(RADIUS)
     assert c.gap >= RADIUS * 0.5 * math.ulp(1e9)
-    nothing = judged(level(lambda x1, y1, y2: 0.0 * x1, Free()), x1=0.0, y1=0.0, z1=0.0)
-    assert nothing.radius == INF
+    assert judged(straight(0.0), x1=0.0, y1=0.0, z1=0.0).radius == INF
 
 
 def test_a_modulus_that_is_too_large_withdraws():
@@ -302,25 +345,21 @@ def test_a_modulus_that_is_too_large_withdraws():
 
 
 def test_a_modulus_of_a_concave_block_is_asked_too():
-    lower = lambda x1, y1, y2: y1**2 + y1 * y2 - 0.05 * y2**2
-    problem = bx.BilevelProblem(
-        lambda x1, x2, y1, y2: x1**2, lower, x1=Free(), y1=Free(), y2=Free(), lower_modulus=1.0
-    )
-    c = judged(problem, x1=0.0, y1=0.1, y2=0.1, z1=-0.05, z2=1.0)
+    c = judged(saddle_level(2.0, 0.1, 1.0), x1=0.0, y1=0.1, y2=0.1, z1=-0.05, z2=1.0)
     assert "m-strongly concave in y2" in c.breach
 
 
 def test_a_nonconvex_lower_level_is_caught_within_the_radius():
     """y² − y⁴/50 has a minimum at 0, and is negative beyond 7."""
-    lower = lambda x1, y1, y2: y1**2 - y1**4 / 50
-    c = judged(level(lower, Free()), x1=0.0, y1=0.0, z1=0.0)
+    wave = level(polynomial, Free(), data=A([0.0, 0.0, 1.0, -0.02]))
+    c = judged(wave, x1=0.0, y1=0.0, z1=0.0)
     assert "lower is not convex in y1" in c.breach
 
 
 def test_check_reports_a_modulus_that_is_too_large():
-    start = bx.Point(x1=jnp.zeros(2), y1=jnp.zeros(2))
+    start = bx.Point(x1=jnp.zeros(3), y1=jnp.zeros(3))
     for modulus, holds in ((0.99, True), (2.0, False)):
-        problem = level(quadratic, Free(), data=A(np.eye(2)), lower_modulus=modulus)
+        problem = level(quadratic, Free(), data=A(np.eye(3)), lower_modulus=modulus)
         found = {f.assumption: f.holds for f in problem.check(start).findings}
         assert found["lower is lower_modulus-strongly convex in y1"] is holds
 
@@ -336,7 +375,7 @@ def test_check_reports_a_modulus_that_is_too_large():
 def test_the_radii_of_a_certificate_from_samples(modulus, term):
     """Slopes that are off by δ change ‖v‖·(R + ‖z − y‖) by δ times the way, and ‖v‖²/(2m) by
     (‖v‖ + δ/2)·δ/m."""
-    problem = level(lambda x1, y1, y2: y1**2, term, lower_modulus=modulus)
+    problem = level(polynomial, term, data=A([0.0, 0.0, 1.0, 0.0]), lower_modulus=modulus)
     point = bx.Point(x1=A(0.0), y1=A(1.0), z1=A(0.5), rho=A(4.0))
     lines = {"gap": 0.0, "response_z1": 2.0, "response_z2": 0.0}
     radii = definition_of(problem).radii(problem, point, lines, 0.4, 0.01)
@@ -355,12 +394,11 @@ def test_the_radii_of_a_certificate_from_samples(modulus, term):
 # ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [pytest.param(np.float32, marks=pytest.mark.long), np.float64])
 def test_ridge_regression_without_bounds_is_solved(dtype):
     """min (y − 1)² + x²/10 with y = x: x = 1/1.1, by steps that leave a slope along y."""
-    lower = lambda x1, y1, y2: jnp.sum((x1 - y1) ** 2)
-    start = bx.Point(x1=jnp.zeros(2, dtype), y1=jnp.zeros(2, dtype))
-    problem = level(lower, Free())
+    start = bx.Point(x1=jnp.zeros(3, dtype), y1=jnp.zeros(3, dtype))
+    problem = level(quadratic, Free(), data=A(2 * np.eye(3), dtype))
     solver = bx.Adaptive()
     solution = bx.solve(problem, start, solver=solver, progress=False, max_gradients=20_000)
     assert solution.certified
@@ -373,6 +411,7 @@ def test_ridge_regression_without_bounds_is_solved(dtype):
     assert again.epsilon == solution.certificate.epsilon
 
 
+@pytest.mark.long  # test_attacks.py names an x that runs away
 def test_a_lower_level_without_end_is_named():
     """y holds on to the upper level, and the lower level's own best answer runs away."""
     problem = bx.BilevelProblem(
@@ -393,14 +432,26 @@ def test_a_lower_level_without_end_is_named():
 # ---------------------------------------------------------------------------------------------
 
 
+def target(x, y):
+    return jnp.sum((x - 2) ** 2 + (y - 2) ** 2)
+
+
+def distance(x, y):
+    return 0.5 * jnp.sum((y - x) ** 2)
+
+
+def at_least_one(x, y):
+    return 1 - y
+
+
 def constrained(y=None, **options):
     """y = max(x, 1), from min ½(y − x)² with 1 − y ≤ 0; min (x − 2)² + (y − 2)² is at 2."""
     return bx.ConstrainedBilevelProblem(
-        lambda x, y: jnp.sum((x - 2) ** 2 + (y - 2) ** 2),
-        lambda x, y: 0.5 * jnp.sum((y - x) ** 2),
+        target,
+        distance,
         x=Free(),
         y=Free() if y is None else y,
-        constraints=lambda x, y: 1 - y,
+        constraints=at_least_one,
         **options,
     )
 
@@ -430,7 +481,9 @@ def test_a_wrong_modulus_of_a_constrained_level_withdraws():
     assert c.epsilon == INF
 
 
-@pytest.mark.parametrize("y", [Free(), NonNegative()], ids=str)
+@pytest.mark.parametrize(
+    "y", [Free(), pytest.param(NonNegative(), marks=pytest.mark.long)], ids=str
+)
 def test_a_constrained_level_without_bounds_is_solved(y):
     start = bx.Point(x=A([0.0]), y=A([3.0]))
     solution = bx.solve(constrained(y), start, progress=False, max_gradients=50_000)
