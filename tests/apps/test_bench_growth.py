@@ -48,12 +48,12 @@ def shown(folder):
         tolerances=(1e-1, 1e-2),
         n=40,
         instances=2,
-        max_seconds=10.0,
+        max_seconds=1000.0,
         sizes=(40,),
         density=0.2,
-        size_seconds=10.0,
+        size_seconds=1000.0,
         exact_sizes=(40,),
-        exact_seconds=20.0,
+        exact_seconds=1000.0,
         json=folder / "out.json",
         plot=folder / "out.png",
     )
@@ -113,7 +113,7 @@ def test_json_holds_all_runs_and_the_command(shown, folder):
     command = content["command"]
     assert command.startswith("bilevax bench growth --parts epsilon size exact --methods adaptive")
     assert "--tolerances 0.1 0.01 --n 40 --instances 2" in command
-    assert "--exact-seconds 20.0" in command
+    assert "--exact-seconds 1000.0" in command
     assert content["interrupted"] is False
     for part, own in shown.runs.items():
         assert content[part]["runs"] == [dataclasses.asdict(one) for one in own]

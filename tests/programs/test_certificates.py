@@ -149,7 +149,8 @@ def seed_of(name: str) -> int:
 
 
 # Long: where others have the same blocks, or the same terms. The library has simplices and no x2.
-LONG = ("simplex game", "without x2", "many_saddles", "unique_saddle", "boundary")
+LONG = ("simplex game", "without x2", "balls and norms")
+LONG += ("many_saddles", "unique_saddle", "boundary")
 FAMILY_NAMES, LIBRARY_NAMES = (
     [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in names]
     for names in (ind.FAMILIES, ind.LIBRARY)
@@ -421,7 +422,10 @@ def test_rounding_is_not_magnified_into_a_certificate(instances):
     assert not false, "\n".join(false)
 
 
-@pytest.mark.parametrize(("dtype", "constant"), [(np.float64, 1e13), (np.float32, 1e4)])
+@pytest.mark.parametrize(
+    ("dtype", "constant"),
+    [(np.float64, 1e13), pytest.param(np.float32, 1e4, marks=pytest.mark.long)],
+)
 def test_cancellation_does_not_hide_the_gap(dtype, constant):
     """A constant added to f~ changes no gap; where it drowns the gap, the bound must not be small.
 
@@ -464,6 +468,11 @@ OPTIMAL_ABOVE_BUT_NO_SADDLE = {
 }
 
 
+def unless(names: Any, long: str) -> list[Any]:
+    """Names, of which one is long: others here are like it, in programs that are needed anyway."""
+    return [pytest.param(n, marks=pytest.mark.long) if n == long else n for n in names]
+
+
 def blocks_of(given: dict[str, list[float]]) -> ind.Point:
     return dict.fromkeys(ind.OWNERS) | {name: np.array(v) for name, v in given.items()}
 
@@ -477,7 +486,7 @@ def judged(case: Case, p: ind.Point, search: bool) -> Iterator[bx.KKTCertificate
         yield case.certify(p, witnesses=False)
 
 
-@pytest.mark.parametrize("name", list(SADDLES_AT_THE_WRONG_X1))
+@pytest.mark.parametrize("name", unless(SADDLES_AT_THE_WRONG_X1, "unique_saddle"))
 def test_a_saddle_point_at_the_wrong_x1_is_refused(name):
     case, p = library_case(name), blocks_of(SADDLES_AT_THE_WRONG_X1[name])
     assert ind.gap(case.reference, p) == pytest.approx(0, abs=1e-12)
@@ -486,7 +495,7 @@ def test_a_saddle_point_at_the_wrong_x1_is_refused(name):
         assert not certificate.certified(0.1)
 
 
-@pytest.mark.parametrize("name", list(OPTIMAL_ABOVE_BUT_NO_SADDLE))
+@pytest.mark.parametrize("name", unless(OPTIMAL_ABOVE_BUT_NO_SADDLE, "many_saddles"))
 def test_an_upper_optimum_that_is_no_saddle_point_is_refused(name):
     case, p = library_case(name), blocks_of(OPTIMAL_ABOVE_BUT_NO_SADDLE[name])
     above = case.reference.upper_gradient(p)
@@ -845,6 +854,7 @@ def test_float32_agrees():
         assert case.certify(p).gap == pytest.approx(ind.gap(case.reference, p), abs=1e-3)
 
 
+@pytest.mark.long  # test_constrained.py solves in float32
 def test_float32_finds_witnesses():
     case = family_case("without x2", 0, np.float32)
     p = case.reference.sample(np.random.default_rng(31))
@@ -858,7 +868,8 @@ def test_float32_finds_witnesses():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "large", "outside"), [(np.float32, 1e6, 5.0), (np.float64, 1e12, 1.01)]
+    ("dtype", "large", "outside"),
+    [(np.float32, 1e6, 5.0), pytest.param(np.float64, 1e12, 1.01, marks=pytest.mark.long)],
 )
 def test_a_large_entry_does_not_excuse_a_small_one_outside(dtype, large, outside):
     x1 = terms.Box(np.zeros(2), np.array([large, 1.0]))
@@ -904,7 +915,10 @@ def test_a_ball_too_far_off_for_its_radius_is_refused():
     ball.check_block(jnp.full(2, 1e4), "y1")  # double precision can tell
 
 
-@pytest.mark.parametrize("constants", [{"f_low": -5.0}, {"upper_smoothness": 2.0}])
+@pytest.mark.parametrize(
+    "constants",
+    [{"f_low": -5.0}, pytest.param({"upper_smoothness": 2.0}, marks=pytest.mark.long)],
+)
 def test_given_constants_beside_data_do_not_matter(constants):
     """The allowance for rounding states the problem anew, with data moved, inside a program."""
     box, data = terms.Box(-1.0, 1.0), jnp.ones(1)

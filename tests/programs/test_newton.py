@@ -81,7 +81,7 @@ def test_the_direction_is_that_of_numpy():
     natural = Natural(Penalised(problem, jnp.asarray(RHO), blocks), jnp.asarray(steps))
     flat = jnp.asarray(w)
     slope = natural.penalised.operator(flat)
-    hessian = jax.jacfwd(natural.penalised.operator)(flat)
+    hessian = jax.jit(jax.jacfwd(natural.penalised.operator))(flat)
     np.testing.assert_allclose(slope, F, atol=1e-13)
     np.testing.assert_allclose(hessian, H, atol=1e-13)
     np.testing.assert_allclose(natural(flat, slope), rest, atol=1e-13)
@@ -90,12 +90,17 @@ def test_the_direction_is_that_of_numpy():
     # In all columns, and in those only that are not held, with one that is, and without one.
     wanted = int(np.sum(free | (np.arange(12) < 2)))
     for most in (12, wanted + 1, wanted):
-        columns = natural.columns(flat, natural.free(flat, slope), most)
-        assert columns.hessian.shape == (12, most)
-        found = natural.direction(flat, slope, columns, jnp.asarray(W))
-        np.testing.assert_allclose(found, np.linalg.solve(J, -rest), atol=1e-11)
-        found = natural.direction(flat, slope, columns, jnp.asarray(W), 2)
-        np.testing.assert_allclose(found, part, atol=1e-11)
+
+        @jax.jit
+        def directions(flat, slope, weights, most=most):
+            columns = natural.columns(flat, natural.free(flat, slope), most)
+            assert columns.hessian.shape == (12, most)
+            whole = natural.direction(flat, slope, columns, weights)
+            return whole, natural.direction(flat, slope, columns, weights, 2)
+
+        whole, second = directions(flat, slope, jnp.asarray(W))
+        np.testing.assert_allclose(whole, np.linalg.solve(J, -rest), atol=1e-11)
+        np.testing.assert_allclose(second, part, atol=1e-11)
     assert int(jnp.sum(natural.free(flat, slope))) == wanted
 
 
@@ -106,10 +111,15 @@ def test_the_tangent_leads_to_the_new_solution():
     steps, none = jnp.full(6, 0.05), jnp.zeros(12)
     at = lambda rho: Natural(Penalised(problem, jnp.asarray(rho), blocks), steps)
     w = jnp.zeros(12)
-    for _ in range(30):  # Newton's steps to the solution at ρ = 3
+
+    @jax.jit
+    def step(w):
         natural, slope = at(RHO), at(RHO).penalised.operator(w)
         columns = natural.columns(w, slope, 12)
-        w = natural.penalised.projected(w + natural.direction(w, slope, columns, none))
+        return natural.penalised.projected(w + natural.direction(w, slope, columns, none))
+
+    for _ in range(30):  # Newton's steps to the solution at ρ = 3
+        w = step(w)
     slope = at(RHO).penalised.operator(w)
     assert float(jnp.abs(at(RHO)(w, slope)).max()) < 1e-10
     assert 0 < int(jnp.sum(at(RHO).held(w, slope))) < 12
@@ -343,23 +353,31 @@ def test_a_term_of_x_counts(at):
     np.testing.assert_allclose(solution.point.x1, 0.5, atol=1e-2)
 
 
-def test_what_newton_cannot_take_is_refused_and_engines_do_without_it(monkeypatch):
-    n = 15_000
-    problem = bx.ConstrainedBilevelProblem(
+def flat_sum():
+    """y = Σ x in every entry below."""
+    return bx.ConstrainedBilevelProblem(
         lambda x, y: jnp.sum((y - 1) ** 2) + jnp.sum(x**2),
         lambda x, y: jnp.sum((y - jnp.sum(x)) ** 2),
         x=terms.Box(-3.0, 3.0),
         y=terms.Box(-5.0, 5.0),
     )
-    start = bx.Point(x=np.zeros(1), y=np.zeros(n))
+
+
+def test_what_newton_cannot_take_is_refused():
+    start = bx.Point(x=np.zeros(1), y=np.zeros(15_000))
     with pytest.raises(ValueError, match=r"linear systems .* 30001 are too many"):
-        bx.solve(problem, start, solver=bx.Newton())
+        bx.solve(flat_sum(), start, solver=bx.Newton())
     # Nor is it asked where x alone would fill its systems.
     wide = bx.Point(x1=np.zeros(501), y1=np.zeros(1600))
     assert not takes(wide, interior=False)
     assert takes(wide.replace(x1=np.zeros(500)), interior=False)
     assert not takes(wide.replace(x1=np.zeros(500)), interior=True)
-    # Fewer, but none of them held: Newton gives up at once.
+
+
+@pytest.mark.long  # test_fallback.py hands over, too
+def test_with_too_many_free_entries_newton_gives_up_at_once(monkeypatch):
+    """All entries are few enough, but none of them is held."""
+    problem = flat_sum()
     monkeypatch.setattr("bilevax.solvers.newton.MOST_ENTRIES", 100)
     monkeypatch.setattr("bilevax.solvers.newton.MOST_FREE", 41)
     start = bx.Point(x=np.zeros(1), y=np.zeros(60))

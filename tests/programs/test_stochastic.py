@@ -128,12 +128,15 @@ def test_nearly_kkt_in_expectation(name):
     assert np.mean(nearly) <= 0.1, nearly
 
 
-def test_stopped_anywhere_and_resumed_it_is_the_same_run(tmp_path):
-    whole = solved(solver=method(estimator=bx.Recursive(0.1)))
+@pytest.mark.parametrize(
+    "estimator", [bx.Plain(), pytest.param(bx.Recursive(0.1), marks=pytest.mark.long)], ids=str
+)
+def test_stopped_anywhere_and_resumed_it_is_the_same_run(estimator, tmp_path):
+    whole = solved(solver=method(estimator=estimator))
     for cut in (1, 777):
         file = tmp_path / f"{cut}.state"
-        solved(solver=method(estimator=bx.Recursive(0.1)), max_gradients=cut, checkpoint=file)
-        again = solved(solver=method(estimator=bx.Recursive(0.1)), resume=file)
+        solved(solver=method(estimator=estimator), max_gradients=cut, checkpoint=file)
+        again = solved(solver=method(estimator=estimator), resume=file)
         leaves = zip(*(jax.tree.leaves(s.state.solver_state) for s in (whole, again)))
         assert all(bool(jnp.all(a == b)) for a, b in leaves)
         assert again.certificate.as_dict() == whole.certificate.as_dict()

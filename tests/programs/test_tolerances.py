@@ -10,11 +10,12 @@ import bilevax as bx
 from bilevax import terms
 from bilevax.problems import library
 from bilevax.problems.linear import LinearData, generate
+from instances import get
 
 SCALES = (1e-3, 1.0, 1e3)
 
 
-SADDLE = library.get("unique_saddle")
+SADDLE = get("unique_saddle")
 
 
 def saddle(f=1.0, lower=1.0, x=1.0, y=1.0):
@@ -125,7 +126,7 @@ def linear(f=1.0, lower=1.0, constraint=1.0, x=1.0, y=1.0):
 
 @pytest.mark.parametrize(
     ("make", "unit"),
-    [(saddle, u) for u in ("f", "lower", "x", "y")]
+    [pytest.param(saddle, u, marks=pytest.mark.long) for u in ("f", "lower", "x", "y")]
     + [(linear, u) for u in ("f", "lower", "constraint", "x", "y")],
 )
 def test_units_change_the_gradients_by_less_than_twice(make, unit):
@@ -143,12 +144,12 @@ def test_units_change_the_gradients_by_less_than_twice(make, unit):
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf, "tight", [1e-3]])
 def test_a_wrong_share_is_refused_by_name(bad):
-    instance = library.get("unique_saddle")
+    instance = get("unique_saddle")
     with pytest.raises((TypeError, ValueError), match="relative_tolerance"):
         bx.solve(instance.problem, instance.start, relative_tolerance=bad)
 
 
 def test_no_tolerance_at_all_is_refused():
-    instance = library.get("unique_saddle")
+    instance = get("unique_saddle")
     with pytest.raises(ValueError, match="tolerance"):
         bx.solve(instance.problem, instance.start, tolerance=0.0)
