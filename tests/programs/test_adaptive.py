@@ -31,9 +31,9 @@ def solved(name, tolerance=1e-3):
     )
 
 
-# Two kinds in every run of the tests; all of them take minutes to compile. README and
-# test_solvers.py have simplices and the nonconvex one.
-SHORT = ("unique_saddle", "soft_threshold")
+# One in every run of the tests; all of them take minutes to compile. README and test_solvers.py
+# have simplices and the nonconvex one, test_newton.py a term that is no set.
+SHORT = ("unique_saddle",)
 NAMES = [n if n in SHORT else pytest.param(n, marks=pytest.mark.long) for n in library.INSTANCES]
 
 
@@ -101,6 +101,7 @@ def test_a_new_rho_begins_where_the_lower_level_pulls_as_before():
         np.testing.assert_allclose(y1, 0.5 - 1 / (4 * times), rtol=1e-12)
 
 
+@pytest.mark.long  # a whole run for one step of it
 def test_a_proximal_weight_that_was_zero_grows():
     """How much to smooth six noisy numbers: at y = 0 the weight e^x couples to nothing."""
     rng = np.random.default_rng(1)

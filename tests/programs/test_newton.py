@@ -387,6 +387,7 @@ def test_with_too_many_free_entries_newton_gives_up_at_once(monkeypatch):
     assert solution.linear_solves == 0
 
 
+@pytest.mark.long  # the direction in few columns is short, above
 def test_a_large_problem_is_solved_in_its_free_entries(monkeypatch):
     """A positive lasso with many weights at zero, against scikit-learn."""
     monkeypatch.setattr("bilevax.solvers.newton.MOST_ENTRIES", 100)

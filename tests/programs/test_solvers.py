@@ -229,9 +229,9 @@ def test_gradient_counts_are_those_of_real_calls(limit):
     assert len(lowers) == int(state.starter.gradients) + int(state.outer.gradients)
 
 
-# Simplices in both levels, a nonconvex upper level; test_adaptive.py has a term that is no set,
+# A nonconvex upper level; README has simplices, test_newton.py a term that is no set,
 # test_constrained.py has trees.
-SHORT = [("worst_group", 0.1), ("double_well", 0.1), ("double_well", 0.01)]
+SHORT = [("double_well", 0.1), ("double_well", 0.01)]
 PAIRS = [(name, epsilon) for name in library.INSTANCES for epsilon in (0.1, 0.01)]
 TABLE = [p if p in SHORT else pytest.param(*p, marks=pytest.mark.long) for p in PAIRS]
 
@@ -332,6 +332,7 @@ def test_constants_given_to_a_part_stay():
     assert float(prepared.starter.tolerance) == 1e-9
 
 
+@pytest.mark.long  # test_terms.py has sets of one point
 def test_a_domain_of_one_point_is_no_obstacle():
     """With y1 in a simplex of one entry the lower level has nothing to choose: f = (x1 − y1)²."""
     problem = bx.BilevelProblem(

@@ -343,6 +343,7 @@ def means_of_levels():
     )
 
 
+@pytest.mark.long  # levels are solved by samples below
 def test_levels_are_certified_by_samples_too():
     """At x1 = 1 the stationarity is 2, whoever samples."""
     problem = means_of_levels()

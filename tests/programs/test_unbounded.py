@@ -11,6 +11,7 @@ import pytest
 
 import bilevax as bx
 from bilevax import terms
+from bilevax.certificates import judge
 from bilevax.certificates.definition import definition_of
 from bilevax.certificates.gap import RADIUS
 from bilevax.terms import Box, Free, NonNegative
@@ -59,10 +60,12 @@ def level(lower, y1, **options):
     return bx.BilevelProblem(upper, lower, x1=Free(), y1=y1, **options)
 
 
-def judged(problem, rho=1.0, **blocks):
-    options = {"look_around": False} | {k: blocks.pop(k) for k in ("radius",) if k in blocks}
+def judged(problem, rho=1.0, radius=None, certify=False, **blocks):
+    """The lines at a point with its witnesses; with `certify`, after all other looks, too."""
     point = bx.Point(**{name: A(block) for name, block in blocks.items()})
-    return bx.certify(problem, point, rho=rho, **options)
+    if certify:
+        return bx.certify(problem, point, rho=rho, radius=radius, look_around=False)
+    return judge(problem.within(radius), point.replace(rho=A(rho, point.x1.dtype)))
 
 
 def matrix(rng, eigenvalues):
@@ -160,7 +163,8 @@ def test_a_quadratic_without_bounds(kind, dtype):
     for off in (1.0, 1e-2, 1e-5):
         x, y = rounded(rng.normal(size=3)), rounded(rng.normal(size=3))
         z = rounded(x + off * rng.normal(size=3))
-        c = judged(problem, x1=A(x, dtype), y1=A(y, dtype), z1=A(z, dtype))
+        at = {"x1": A(x, dtype), "y1": A(y, dtype), "z1": A(z, dtype)}
+        c = judged(problem, certify=dtype == np.float64, **at)
         f = lambda u, x=x: 0.5 * (u - x) @ H @ (u - x)
         steep = np.linalg.norm(H @ (z - x))
         R = RADIUS * (1 + np.linalg.norm(y))
@@ -182,7 +186,7 @@ def test_a_modulus_that_is_the_curvature_gives_the_gap_itself():
     rng = np.random.default_rng(4)
     problem = level(quadratic, Free(), data=A(3.0 * np.eye(3)), lower_modulus=3.0)
     x, y, z = rng.normal(size=(3, 3))
-    c = judged(problem, x1=x, y1=y, z1=z)
+    c = judged(problem, certify=True, x1=x, y1=y, z1=z)
     assert c.gap == pytest.approx(1.5 * np.sum((y - x) ** 2), rel=1e-12)
     assert not c.breach
 
@@ -206,7 +210,9 @@ def test_a_modulus_may_depend_on_x():
         assert c.modulus == 0
         assert c.radius == pytest.approx(30.0)
     with pytest.raises(TypeError, match="lower_modulus must return one number"):
-        judged(level(lower, Free(), lower_modulus=lambda x: A([1.0, 2.0])), x1=0.3, **at)
+        judged(
+            level(lower, Free(), lower_modulus=lambda x: A([1.0, 2.0])), certify=True, x1=0.3, **at
+        )
 
 
 @pytest.mark.parametrize("modulus", [None, 0.5])
@@ -249,7 +255,7 @@ def test_the_radius_can_be_set():
     problem = level(quadratic, Free(), data=A(np.eye(3)))
     at = {"x1": np.zeros(3), "y1": np.zeros(3), "z1": [0.0, 1e-3, 0.0]}
     for given in (0.5, 100.0):
-        c = judged(problem, **at, radius=given)
+        c = judged(problem, **at, radius=given, certify=True)
         assert c.radius == given
         assert c.gap == pytest.approx(-0.5e-6 + 1e-3 * (given + 1e-3), rel=1e-9)
     assert "radius         1.000e+02  how far from (y1, y2)" in str(c)
@@ -338,21 +344,22 @@ def test_a_modulus_that_is_too_large_withdraws():
     H = matrix(rng, [1e-3, *np.linspace(0.6, 1.0, 29)])
     x, z = rng.normal(size=30), rng.normal(size=30)
     at = {"x1": x, "y1": x + 1e-3 * z, "z1": x + 1e-4 * z}
-    wrong = judged(level(quadratic, Free(), data=A(H), lower_modulus=0.5), **at)
+    wrong = judged(level(quadratic, Free(), data=A(H), lower_modulus=0.5), certify=True, **at)
     assert "lower is not m-strongly convex in y1 with the lower_modulus m = 0.5" in wrong.breach
     assert wrong.epsilon == INF
-    assert not judged(level(quadratic, Free(), data=A(H), lower_modulus=0.99e-3), **at).breach
+    fine = level(quadratic, Free(), data=A(H), lower_modulus=0.99e-3)
+    assert not judged(fine, certify=True, **at).breach
 
 
 def test_a_modulus_of_a_concave_block_is_asked_too():
-    c = judged(saddle_level(2.0, 0.1, 1.0), x1=0.0, y1=0.1, y2=0.1, z1=-0.05, z2=1.0)
+    c = judged(saddle_level(2.0, 0.1, 1.0), certify=True, x1=0.0, y1=0.1, y2=0.1, z1=-0.05, z2=1.0)
     assert "m-strongly concave in y2" in c.breach
 
 
 def test_a_nonconvex_lower_level_is_caught_within_the_radius():
     """y² − y⁴/50 has a minimum at 0, and is negative beyond 7."""
     wave = level(polynomial, Free(), data=A([0.0, 0.0, 1.0, -0.02]))
-    c = judged(wave, x1=0.0, y1=0.0, z1=0.0)
+    c = judged(wave, certify=True, x1=0.0, y1=0.0, z1=0.0)
     assert "lower is not convex in y1" in c.breach
 
 
@@ -383,7 +390,7 @@ def test_the_radii_of_a_certificate_from_samples(modulus, term):
     change = way * 0.1 if modulus is None else (0.5 + 0.05) * 0.1 / 2
     assert radii["gap"] == pytest.approx(0.01 + change, rel=1e-6)
     assert radii["response_z1"] == 0.4
-    estimate = bx.certify(problem, point, look_around=False)
+    estimate = judge(problem, point)
     rests = definition_of(problem).of_samples(problem, point, estimate)
     assert rests.radius == (pytest.approx(20.0) if way > 3 and modulus is None else INF)
     assert rests.modulus == (modulus or 0)
