@@ -1093,7 +1093,7 @@ def test_float32(name):
     single = lambda p: {n: np.asarray(v, np.float32).astype(np.float64) for n, v in p.items()}
     for trial in range(12):
         p = single(perturbed(case, case.planted, rng) if trial % 2 else random_point(case, rng))
-        certificate = case.certify(p) if trial < 2 else case.judge(p)
+        certificate = case.judge(p)
         if case.reference.outside(p):
             assert certificate.epsilon == math.inf
             continue

@@ -8,6 +8,7 @@ import pytest
 
 import bilevax as bx
 from bilevax import terms
+from bilevax.certificates import judge
 from bilevax.problems import library
 from bilevax.problems.linear import LinearData, generate
 from instances import get
@@ -53,8 +54,10 @@ def test_sizes_are_those_of_what_the_lines_compare():
         x1=terms.Box(-1.0, 1.0),
         y1=terms.Box(-1.0, 1.0),
     )
-    point = bx.Point(x1=jnp.asarray([0.5]), y1=jnp.asarray([0.0]), z1=jnp.asarray([1.0]), rho=2.0)
-    sizes = bx.certify(problem, point).sizes
+    point = bx.Point(
+        x1=jnp.asarray([0.5]), y1=jnp.asarray([0.0]), z1=jnp.asarray([1.0]), rho=jnp.asarray(2.0)
+    )
+    sizes = judge(problem, point, sizes=True).sizes
     assert sizes["stationarity"] == pytest.approx(5)
     assert sizes["response_z1"] == pytest.approx(5)
     assert sizes["gap"] == pytest.approx(0.5 * 25 + 7)
@@ -72,10 +75,10 @@ def test_sizes_of_constraints_are_what_x_and_y_contribute():
         x=jnp.asarray([2.0]),
         y=jnp.asarray([1.0]),
         z=jnp.asarray([0.0]),
-        rho=1.0,
+        rho=jnp.asarray(1.0),
         multipliers=bx.Multipliers(lam=jnp.asarray([10.0]), lam_bar=jnp.asarray([0.0])),
     )
-    sizes = bx.certify(problem, point).sizes
+    sizes = judge(problem, point, sizes=True).sizes
     assert sizes["feasibility"] == pytest.approx(4 + 3)
     assert sizes["feasibility_z"] == pytest.approx(4)
     assert sizes["complementarity"] == pytest.approx(10 * 7)
