@@ -119,6 +119,7 @@ def test_bad_records_are_in_the_table_and_the_file(tmp_path, capsys, monkeypatch
     assert not saved["bad"]["y_bounds_assumed"]
 
 
+@pytest.mark.long  # test_unbounded.py solves one; the suite only states it
 def test_a_problem_without_bounds_on_y_is_solved(tmp_path):
     given = tmp_path / "free.json"
     given.write_text(json.dumps([CLIPPED | {"y_bounds": [[None, None]]}]))

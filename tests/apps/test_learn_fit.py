@@ -209,7 +209,11 @@ def test_no_prices_on_a_fine_grid_do_better_than_the_tuned_ones(name, tail):
 
 @pytest.mark.parametrize(
     ("name", "tail"),
-    [pytest.param("compas", None, marks=pytest.mark.long), ("blobs", None), ("blobs", 0.4)],
+    [
+        pytest.param("compas", None, marks=pytest.mark.long),
+        pytest.param("blobs", None, marks=pytest.mark.long),
+        ("blobs", 0.4),
+    ],
 )
 def test_the_certificate_is_that_of_the_library(name, tail):
     """Also with a weight for each row, where every row has a cap of its own."""

@@ -155,6 +155,7 @@ print("well", saved.step, saved.about)
 """
 
 
+@pytest.mark.long  # test_runs.py has processes
 def test_four_devices_of_two_processes_train_and_save_together(data, tmp_path):
     """As one would on two hosts: the answer is that of one device, up to rounding.
 

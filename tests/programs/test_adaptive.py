@@ -31,9 +31,9 @@ def solved(name, tolerance=1e-3):
     )
 
 
-# Two kinds in every run of the tests; all of them take minutes to compile. README and
-# test_solvers.py have simplices and the nonconvex one.
-SHORT = ("unique_saddle", "soft_threshold")
+# One in every run of the tests; all of them take minutes to compile. README and test_solvers.py
+# have simplices and the nonconvex one, test_newton.py a term that is no set.
+SHORT = ("unique_saddle",)
 NAMES = [n if n in SHORT else pytest.param(n, marks=pytest.mark.long) for n in library.INSTANCES]
 
 
@@ -101,6 +101,7 @@ def test_a_new_rho_begins_where_the_lower_level_pulls_as_before():
         np.testing.assert_allclose(y1, 0.5 - 1 / (4 * times), rtol=1e-12)
 
 
+@pytest.mark.long  # a whole run for one step of it
 def test_a_proximal_weight_that_was_zero_grows():
     """How much to smooth six noisy numbers: at y = 0 the weight e^x couples to nothing."""
     rng = np.random.default_rng(1)
@@ -119,7 +120,7 @@ def test_a_proximal_weight_that_was_zero_grows():
     assert isinstance(solution.solver, bx.Adaptive)
 
 
-def test_a_constraint_that_bends_is_scaled_by_its_slope_where_it_binds():
+def ellipsoids():
     """Two small ellipsoids and three rows in a box a hundred times as wide."""
     rng = np.random.default_rng(0)
     shapes = jnp.asarray(np.stack([rng.normal(size=(4, 4)) / 2 + np.eye(4) for _ in range(2)]))
@@ -139,10 +140,17 @@ def test_a_constraint_that_bends_is_scaled_by_its_slope_where_it_binds():
         y=terms.Box(-50.0, 50.0),
         constraints=constraints,
     )
-    start = bx.Point(x=jnp.zeros(2), y=jnp.zeros(4))
-    scales, _ = first_bounds(problem, start).lower_scale
+    return problem, bx.Point(x=jnp.zeros(2), y=jnp.zeros(4))
+
+
+def test_a_constraint_that_bends_is_scaled_by_its_slope_where_it_binds():
+    scales, _ = first_bounds(*ellipsoids()).lower_scale
     assert np.max(scales["ellipsoids"]) < 3 * np.max(scales["rows"])
-    solution = bx.solve(problem, start, solver=bx.Adaptive(), max_gradients=40_000)
+
+
+@pytest.mark.long  # the scales are what it rests on
+def test_a_constraint_that_bends_is_no_obstacle():
+    solution = bx.solve(*ellipsoids(), solver=bx.Adaptive(), max_gradients=40_000)
     assert solution.status == "certified", solution.status
 
 
@@ -320,14 +328,22 @@ def test_unknown_options_and_other_problems_are_refused():
         bx.solve(minimax, start, solver=bx.Adaptive())
 
 
-def test_a_lower_level_without_bounds_is_taken():
-    """Its gap holds within a radius; the paper's method, which needs a diameter, refuses it."""
+def without_bounds():
     lower = lambda x1, y1, y2: jnp.sum((x1 - y1) ** 2)
     upper = lambda x1, x2, y1, y2: jnp.sum((y1 - 1) ** 2)
-    start = bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(1))
     problem = bx.BilevelProblem(upper, lower, x1=terms.Box(-1.0, 1.0), y1=terms.Free())
-    solution = bx.solve(problem, start, solver=bx.Adaptive(), progress=False)
+    return problem, bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(1))
+
+
+@pytest.mark.long  # test_unbounded.py has a ridge regression
+def test_a_lower_level_without_bounds_is_taken():
+    """Its gap holds within a radius."""
+    solution = bx.solve(*without_bounds(), solver=bx.Adaptive(), progress=False)
     assert solution.certified
     np.testing.assert_allclose(solution.point.x1, 1, atol=1e-2)
+
+
+def test_the_papers_method_refuses_a_lower_level_without_bounds():
+    """It needs a diameter."""
     with pytest.raises(ValueError, match="PenaltyMethod needs bounded domains, and y1 = Free"):
-        bx.solve(problem, start, solver=bx.PenaltyMethod())
+        bx.solve(*without_bounds(), solver=bx.PenaltyMethod())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
+from bilevax.certificates import judge
 from bilevax.certificates.rerounding import Rerounding
 from bilevax.terms import Box, CappedSimplex, L1Ball, L2Ball, NonNegative, Ridge, Simplex
 
@@ -17,11 +18,16 @@ A = jnp.asarray
 WIDE = Box(-2.0, 2.0)
 
 
-def lower_only(lower, point, y1=WIDE, data=None, **options):
-    """The certificate of a problem that is all in its lower level, with ρ = 1."""
+def lower_only(lower, point, y1=WIDE, data=None, certify=False):
+    """The certificate of a problem that is all in its lower level, with ρ = 1.
+
+    Where the point has its witness, its lines alone, unless asked: they are one program.
+    """
     upper = lambda x1, x2, y1, y2, *data: (x1 - 1.0) ** 2
     problem = bx.BilevelProblem(upper, lower, x1=WIDE, y1=y1, data=data)
-    return bx.certify(problem, point, rho=1.0, look_around=False, **options)
+    if certify or point.z1 is None:
+        return bx.certify(problem, point, rho=1.0, look_around=False)
+    return judge(problem, point.replace(rho=A(1.0, point.y1.dtype)))
 
 
 def at(y, z=None, dtype=float):
@@ -254,7 +260,7 @@ def test_what_is_not_convex_is_named():
         (entropy, bx.Point(x1=A(1.0), y1=A([0.855, 0.145, 0.0])), Simplex()),
     ]
     for lower, point, term in cases:
-        c = lower_only(lower, point, term)
+        c = lower_only(lower, point, term, certify=True)
         assert c.epsilon == np.inf
         assert not c.certified(1e9)
         assert "lower is not convex in y1" in c.breach

@@ -526,9 +526,10 @@ def test_an_objective_that_returns_an_array_is_named():
         bx.solve(one_dimensional(lower=lambda x, y: y), LINE, solver=bx.Adaptive())
 
 
-EMPTY = pytest.param(lambda x, y: {"a": y[:0], "b": x[:0]}, id="empty", marks=pytest.mark.long)
+EMPTY = pytest.param(lambda x, y: {"a": y[:0], "b": x[:0]}, id="empty")
 
 
+@pytest.mark.long  # test_newton.py tunes a ridge without constraints
 @pytest.mark.parametrize("constraints", [pytest.param(None, id="none"), EMPTY])
 def test_without_constraints_it_is_a_plain_bilevel_problem(constraints):
     """y = x, and (x − ½)² + x² is least at x = ¼."""
@@ -626,6 +627,7 @@ def test_bounds_from_a_slater_margin_are_the_papers():
         bounds_of(free)
 
 
+@pytest.mark.long  # test_unbounded.py has constraints without bounds, too
 def test_a_linear_program_without_bounds_on_y_has_the_same_answer():
     """Its constraints bound it; what its certificate rests on is the radius alone."""
     problem = dataclasses.replace(problem_of(FAMILY["lp"]), y=terms.Free())
@@ -744,6 +746,7 @@ def test_a_given_bound_is_used_and_kept():
 # Resuming.
 
 
+@functools.cache
 def growth_counts(name):
     """Gradients at which the bounds grew, from the history of a run's looks."""
     seen = []
@@ -759,7 +762,7 @@ def growth_counts(name):
 # A budget that ends between two looks makes one more look, which must not count for the bounds.
 @pytest.mark.parametrize(
     "where",
-    ["early", "before", "after", "many"],
+    ["before", "many", *(pytest.param(w, marks=pytest.mark.long) for w in ("early", "after"))],
 )
 def test_resuming_gives_the_same_run_across_a_growth_of_bounds(where, tmp_path):
     whole = solved("growing")

@@ -69,7 +69,7 @@ def test_sizes_are_few():
 
 def test_a_linear_problem_ends_at_rounding():
     """The optimum is an LP's, by HiGHS; and resumed, the run takes the same path."""
-    instance = bilevel_linear(60, 60, 3, 1)
+    instance = bilevel_linear(30, 30, 3, 1)
     solve = functools.partial(
         bx.solve, instance.problem, instance.start, tolerance=1e-7, progress=False
     )

@@ -32,7 +32,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# Long: what test_attacks.py and test_terms.py have in single cases.
+LONG = ("conjugates far from the origin", "losses that saturate")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in CASES]
+)
 def test_no_line_is_understated(name):
     law, loss, shape, dtype, scaled, once_wrong = CASES[name]
     for number in (*once_wrong, *range(8)):

@@ -18,7 +18,7 @@ from bilevax.solvers.engines import Engines
 from bilevax.solvers.newton import MOVE, takes
 from bilevax.solvers.penalised import Penalised
 from bilevax.solvers.semismooth import Natural
-from instances import get, same
+from instances import same
 
 RHO = 3.0
 
@@ -81,7 +81,7 @@ def test_the_direction_is_that_of_numpy():
     natural = Natural(Penalised(problem, jnp.asarray(RHO), blocks), jnp.asarray(steps))
     flat = jnp.asarray(w)
     slope = natural.penalised.operator(flat)
-    hessian = jax.jacfwd(natural.penalised.operator)(flat)
+    hessian = jax.jit(jax.jacfwd(natural.penalised.operator))(flat)
     np.testing.assert_allclose(slope, F, atol=1e-13)
     np.testing.assert_allclose(hessian, H, atol=1e-13)
     np.testing.assert_allclose(natural(flat, slope), rest, atol=1e-13)
@@ -90,12 +90,17 @@ def test_the_direction_is_that_of_numpy():
     # In all columns, and in those only that are not held, with one that is, and without one.
     wanted = int(np.sum(free | (np.arange(12) < 2)))
     for most in (12, wanted + 1, wanted):
-        columns = natural.columns(flat, natural.free(flat, slope), most)
-        assert columns.hessian.shape == (12, most)
-        found = natural.direction(flat, slope, columns, jnp.asarray(W))
-        np.testing.assert_allclose(found, np.linalg.solve(J, -rest), atol=1e-11)
-        found = natural.direction(flat, slope, columns, jnp.asarray(W), 2)
-        np.testing.assert_allclose(found, part, atol=1e-11)
+
+        @jax.jit
+        def directions(flat, slope, weights, most=most):
+            columns = natural.columns(flat, natural.free(flat, slope), most)
+            assert columns.hessian.shape == (12, most)
+            whole = natural.direction(flat, slope, columns, weights)
+            return whole, natural.direction(flat, slope, columns, weights, 2)
+
+        whole, second = directions(flat, slope, jnp.asarray(W))
+        np.testing.assert_allclose(whole, np.linalg.solve(J, -rest), atol=1e-11)
+        np.testing.assert_allclose(second, part, atol=1e-11)
     assert int(jnp.sum(natural.free(flat, slope))) == wanted
 
 
@@ -106,10 +111,15 @@ def test_the_tangent_leads_to_the_new_solution():
     steps, none = jnp.full(6, 0.05), jnp.zeros(12)
     at = lambda rho: Natural(Penalised(problem, jnp.asarray(rho), blocks), steps)
     w = jnp.zeros(12)
-    for _ in range(30):  # Newton's steps to the solution at ρ = 3
+
+    @jax.jit
+    def step(w):
         natural, slope = at(RHO), at(RHO).penalised.operator(w)
         columns = natural.columns(w, slope, 12)
-        w = natural.penalised.projected(w + natural.direction(w, slope, columns, none))
+        return natural.penalised.projected(w + natural.direction(w, slope, columns, none))
+
+    for _ in range(30):  # Newton's steps to the solution at ρ = 3
+        w = step(w)
     slope = at(RHO).penalised.operator(w)
     assert float(jnp.abs(at(RHO)(w, slope)).max()) < 1e-10
     assert 0 < int(jnp.sum(at(RHO).held(w, slope))) < 12
@@ -215,6 +225,7 @@ def test_a_small_penalty_does_not_lead_away_where_the_lower_level_is_hardly_curv
         assert F(float(solution.point.x[0])) < best + 1e-4
 
 
+@pytest.mark.long  # test_unbounded.py solves by default without bounds, too
 @pytest.mark.parametrize("y", [terms.Free(), terms.Box(-np.inf, 50.0)])
 def test_without_bounds_the_answer_is_the_same(y):
     solution = bx.solve(*ridge(y))
@@ -222,6 +233,7 @@ def test_without_bounds_the_answer_is_the_same(y):
     assert abs(float(solution.point.x[0]) - best_ridge()[0]) < 1e-2
 
 
+@pytest.mark.long  # test_constrained.py and test_certificates.py have float32
 def test_float32_certifies_what_its_rounding_allows():
     solution = bx.solve(*ridge(dtype=np.float32))
     assert solution.tolerance == 1e-3
@@ -256,7 +268,9 @@ def test_kinks_of_a_lasso_against_scikit_learn():
     assert F(x) <= near + 1e-5 * abs(near)
 
 
-@pytest.mark.parametrize("cuts", [(9,), (8, 16, 17, 25), "at its end"])
+@pytest.mark.parametrize(
+    "cuts", [pytest.param((9,), marks=pytest.mark.long), (8, 16, 17, 25), "at its end"]
+)
 def test_resuming_gives_the_same_run(cuts, tmp_path):
     """Also where the last gradients are done, and only a check is not."""
     problem, start = ridge()
@@ -309,8 +323,6 @@ def test_a_hessian_that_is_not_finite_at_the_start_does_no_harm():
 
 
 def test_where_the_lower_level_is_straight_first_order_steps_begin():
-    instance = get("unique_saddle")
-    assert bx.solve(instance.problem, instance.start).status == "certified"
     assert terms.Box(0.0, 1.0).is_polyhedral
     assert (2.0 * terms.Simplex()).is_polyhedral
     assert not terms.as_term((terms.L1(1.0), terms.L2Ball(1.0)), "y1").is_polyhedral
@@ -326,7 +338,7 @@ def test_where_the_lower_level_is_straight_first_order_steps_begin():
     assert solution.linear_solves == 0
 
 
-@pytest.mark.parametrize("at", [0.3, 3.0])
+@pytest.mark.parametrize("at", [0.3, pytest.param(3.0, marks=pytest.mark.long)])
 def test_a_term_of_x_counts(at):
     """½‖y − 1‖² + ½|x| with y = x: soft thresholding says x = ½."""
     problem = bx.BilevelProblem(
@@ -341,23 +353,20 @@ def test_a_term_of_x_counts(at):
     np.testing.assert_allclose(solution.point.x1, 0.5, atol=1e-2)
 
 
-def test_what_newton_cannot_take_is_refused_and_engines_do_without_it():
-    n = 15_000
-    problem = bx.ConstrainedBilevelProblem(
+def flat_sum():
+    """y = Σ x in every entry below."""
+    return bx.ConstrainedBilevelProblem(
         lambda x, y: jnp.sum((y - 1) ** 2) + jnp.sum(x**2),
         lambda x, y: jnp.sum((y - jnp.sum(x)) ** 2),
         x=terms.Box(-3.0, 3.0),
         y=terms.Box(-5.0, 5.0),
     )
-    start = bx.Point(x=np.zeros(1), y=np.zeros(n))
+
+
+def test_what_newton_cannot_take_is_refused():
+    start = bx.Point(x=np.zeros(1), y=np.zeros(15_000))
     with pytest.raises(ValueError, match=r"linear systems .* 30001 are too many"):
-        bx.solve(problem, start, solver=bx.Newton())
-    # Fewer, but none of them held: Newton gives up at once.
-    start = bx.Point(x=np.zeros(1), y=np.zeros(1600))
-    solution = bx.solve(problem, start, solver=Engines(), tolerance=1e-2)
-    assert solution.status == "certified"
-    assert isinstance(solution.solver, bx.Adaptive)
-    assert solution.linear_solves == 0
+        bx.solve(flat_sum(), start, solver=bx.Newton())
     # Nor is it asked where x alone would fill its systems.
     wide = bx.Point(x1=np.zeros(501), y1=np.zeros(1600))
     assert not takes(wide, interior=False)
@@ -365,6 +374,20 @@ def test_what_newton_cannot_take_is_refused_and_engines_do_without_it():
     assert not takes(wide.replace(x1=np.zeros(500)), interior=True)
 
 
+@pytest.mark.long  # test_fallback.py hands over, too
+def test_with_too_many_free_entries_newton_gives_up_at_once(monkeypatch):
+    """All entries are few enough, but none of them is held."""
+    problem = flat_sum()
+    monkeypatch.setattr("bilevax.solvers.newton.MOST_ENTRIES", 100)
+    monkeypatch.setattr("bilevax.solvers.newton.MOST_FREE", 41)
+    start = bx.Point(x=np.zeros(1), y=np.zeros(60))
+    solution = bx.solve(problem, start, solver=Engines(), tolerance=1e-2)
+    assert solution.status == "certified"
+    assert isinstance(solution.solver, bx.Adaptive)
+    assert solution.linear_solves == 0
+
+
+@pytest.mark.long  # the direction in few columns is short, above
 def test_a_large_problem_is_solved_in_its_free_entries(monkeypatch):
     """A positive lasso with many weights at zero, against scikit-learn."""
     monkeypatch.setattr("bilevax.solvers.newton.MOST_ENTRIES", 100)
@@ -399,9 +422,17 @@ def test_it_gives_up_by_itself_and_says_so(monkeypatch):
     jax.clear_caches()
     problem, start = ridge(terms.Box(-19.0, 20.0))
     alone = bx.solve(problem, start, solver=bx.Newton())
+    jax.clear_caches()
     assert alone.status == "stalled"
     assert alone.linear_solves == 3
     assert "Newton" in str(alone.status)
+
+
+@pytest.mark.long  # three methods; the test below has two, and test_fallback.py others
+def test_where_it_gives_up_barriers_and_first_order_steps_go_on(monkeypatch):
+    monkeypatch.setattr("bilevax.solvers.newton.MOST_SOLVES", 3)
+    jax.clear_caches()
+    problem, start = ridge(terms.Box(-19.0, 20.0))
     # Barriers come next, and first-order steps where these end nowhere, too.
     both = bx.solve(problem, start, tolerance=1e-2)
     assert both.status == "certified"
@@ -478,6 +509,7 @@ def test_resuming_with_barriers_gives_the_same_run(tmp_path):
     assert same(rest.point, whole.point)
 
 
+@pytest.mark.long  # test_fallback.py hands over, too
 def test_first_order_steps_leave_off_where_they_earn_nothing(monkeypatch):
     """They go on for ever at the jump; Newton with barriers takes over from them."""
     monkeypatch.setattr("bilevax.solvers.engines.PATIENCE", 2000)

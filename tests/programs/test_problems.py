@@ -187,7 +187,7 @@ def instances(*short, without=()):
     return [n if n in short else pytest.param(n, marks=pytest.mark.long) for n in every]
 
 
-@pytest.mark.parametrize("name", instances("soft_threshold"))
+@pytest.mark.parametrize("name", instances())
 def test_the_librarys_constants_and_class_are_as_stated(name):
     instance = get(name)
     report = instance.problem.check(instance.start, samples=16)

@@ -181,7 +181,7 @@ def test_its_accuracy_under_noise_is_what_was_asked():
 
     box = terms.Box(-1.0, 1.0)
     saddle = bx.MinimaxProblem(h, box, box, data=bx.data.Arrays(samples, batch=10), smoothness=1.2)
-    start, hat = bx.Point(x=jnp.full(2, 0.7), y=jnp.full(2, -0.7)), 0.2
+    start, hat = bx.Point(x=jnp.full(2, 0.7), y=jnp.full(2, -0.7)), 0.4
     method = bx.SAPD(sigma_x=1.0, sigma_y=1.0, tolerance=hat)
     prepared = method.prepare(saddle, start, hat)
     true = (np.sum(samples["a"].var(0)) + np.sum(samples["b"].var(0))) / 10

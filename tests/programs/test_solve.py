@@ -98,7 +98,9 @@ def breaking(x, y):
     return jnp.sum((x - 3) ** 2) + jnp.sum(x * y) + jnp.sum(jnp.sqrt(1.5 - x))
 
 
-@pytest.mark.parametrize("extra", [0, 1, 2, 1000])
+@pytest.mark.parametrize(
+    "extra", [0, 1000, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))]
+)
 def test_not_finite_is_said_and_located_even_on_the_last_step(extra):
     """A NaN on the last allowed step is not a spent budget."""
     problem = bx.MinimaxProblem(

@@ -102,7 +102,7 @@ def test_optfom_reaches_its_tolerance_linearly(sigma_y):
     assert spent[1] < 3 * spent[0]  # a linear rate doubles the work for twice the digits
 
 
-@pytest.mark.parametrize("center", ["start", "last"])
+@pytest.mark.parametrize("center", ["start", pytest.param("last", marks=pytest.mark.long)])
 def test_proximal_point_follows_the_paper(center):
     rng = np.random.default_rng(7)
     A, b = rng.normal(size=(3, 4)), rng.normal(size=4)
@@ -229,10 +229,9 @@ def test_gradient_counts_are_those_of_real_calls(limit):
     assert len(lowers) == int(state.starter.gradients) + int(state.outer.gradients)
 
 
-# Trees, simplices in both levels, a nonconvex upper level; test_adaptive.py has a term that is no
-# set.
-SHORT = [(name, 0.1) for name in ("trees_of_blocks", "worst_group")]
-SHORT += [("double_well", 0.1), ("double_well", 0.01)]
+# A nonconvex upper level; README has simplices, test_newton.py a term that is no set,
+# test_constrained.py has trees.
+SHORT = [("double_well", 0.1), ("double_well", 0.01)]
 PAIRS = [(name, epsilon) for name in library.INSTANCES for epsilon in (0.1, 0.01)]
 TABLE = [p if p in SHORT else pytest.param(*p, marks=pytest.mark.long) for p in PAIRS]
 
@@ -333,6 +332,7 @@ def test_constants_given_to_a_part_stay():
     assert float(prepared.starter.tolerance) == 1e-9
 
 
+@pytest.mark.long  # test_terms.py has sets of one point
 def test_a_domain_of_one_point_is_no_obstacle():
     """With y1 in a simplex of one entry the lower level has nothing to choose: f = (x1 − y1)²."""
     problem = bx.BilevelProblem(

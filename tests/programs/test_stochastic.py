@@ -14,9 +14,8 @@ from bilevax import terms, trees
 from bilevax.certificates.sampled import RUN_KEYS as RUNS
 from bilevax.data.host import EPOCHS_APART
 from bilevax.data.source import HELD_OUT
-from bilevax.problems import library
 from bilevax.problems.deviation import biased
-from instances import noisy
+from instances import get, noisy
 
 
 def method(smoothness=6.2, steps=2, outer=400, key=0, **options):
@@ -108,13 +107,12 @@ def test_every_iterate_is_as_likely_the_answer():
     assert np.sum((counts[1:] - 800) ** 2 / 800) < 18.5  # χ² with 4 degrees: 1 in 1000 is above
 
 
-@pytest.mark.parametrize(
-    "name", ["unique_saddle", pytest.param("matrix_game", marks=pytest.mark.long)]
-)
+@pytest.mark.long  # as are two keys of two problems; the default is short, below
+@pytest.mark.parametrize("name", ["unique_saddle", "matrix_game"])
 def test_nearly_kkt_in_expectation(name):
     """The random answer, over two keys; `benchmarks/stochastic.py` has all problems and 20."""
     instance = noisy(name, deviation=0.3)
-    L = float(bx.PenaltyMethod().prepare(library.get(name).problem, instance.start, 0.1).smoothness)
+    L = float(bx.PenaltyMethod().prepare(get(name).problem, instance.start, 0.1).smoothness)
     nearly = []
     for key in range(2):
         solution = bx.solve(
@@ -130,12 +128,15 @@ def test_nearly_kkt_in_expectation(name):
     assert np.mean(nearly) <= 0.1, nearly
 
 
-def test_stopped_anywhere_and_resumed_it_is_the_same_run(tmp_path):
-    whole = solved(solver=method(estimator=bx.Recursive(0.1)))
+@pytest.mark.parametrize(
+    "estimator", [bx.Plain(), pytest.param(bx.Recursive(0.1), marks=pytest.mark.long)], ids=str
+)
+def test_stopped_anywhere_and_resumed_it_is_the_same_run(estimator, tmp_path):
+    whole = solved(solver=method(estimator=estimator))
     for cut in (1, 777):
         file = tmp_path / f"{cut}.state"
-        solved(solver=method(estimator=bx.Recursive(0.1)), max_gradients=cut, checkpoint=file)
-        again = solved(solver=method(estimator=bx.Recursive(0.1)), resume=file)
+        solved(solver=method(estimator=estimator), max_gradients=cut, checkpoint=file)
+        again = solved(solver=method(estimator=estimator), resume=file)
         leaves = zip(*(jax.tree.leaves(s.state.solver_state) for s in (whole, again)))
         assert all(bool(jnp.all(a == b)) for a, b in leaves)
         assert again.certificate.as_dict() == whole.certificate.as_dict()
@@ -311,6 +312,7 @@ def test_what_callbacks_see_is_confirmed_and_endings_agree_with_their_certificat
     assert again.state.confirmations == solution.state.confirmations
 
 
+@pytest.mark.long  # resumed runs of the host, above, begin amid a buffer
 def test_any_buffer_of_the_host_gives_the_same_run():
     start = noisy("unique_saddle", deviation=0.3).start
     run = functools.partial(bx.solve, start=start, tolerance=1e-6, solver=method(), progress=False)
@@ -327,18 +329,24 @@ def test_epochs_that_are_all_the_same_do_not_certify():
         bx.certify(problem, solved().point)
 
 
-def test_levels_are_certified_by_samples_too():
-    """f = (x1 − mean)² + y1², means 2 and −1: at x1 = 1 the stationarity is 2, whoever samples."""
+@functools.cache
+def means_of_levels():
+    """f = (x1 − mean)² + y1² and f~ = (y1 − mean)², of samples of their own: means 2 and −1."""
     rng = np.random.default_rng(0)
     upper, lower = 2 + 1e-3 * rng.normal(size=300), -1 + 1e-3 * rng.normal(size=300)
-    levels = bx.data.Levels(bx.data.Arrays(upper, batch=2), bx.data.Arrays(lower, batch=3))
-    problem = bx.BilevelProblem(
+    return bx.BilevelProblem(
         lambda x1, x2, y1, y2, d: jnp.sum((x1 - jnp.mean(d)) ** 2) + jnp.sum(y1**2),
         lambda x1, y1, y2, d: jnp.sum((y1 - jnp.mean(d)) ** 2),
         x1=terms.Box(-3.0, 3.0),
         y1=terms.Box(-3.0, 3.0),
-        data=levels,
+        data=bx.data.Levels(bx.data.Arrays(upper, batch=2), bx.data.Arrays(lower, batch=3)),
     )
+
+
+@pytest.mark.long  # levels are solved by samples below
+def test_levels_are_certified_by_samples_too():
+    """At x1 = 1 the stationarity is 2, whoever samples."""
+    problem = means_of_levels()
     point = bx.Point(x1=jnp.ones(1), y1=jnp.full(1, -1.0), z1=jnp.full(1, -1.0), rho=1.0)
     certificate = bx.certify(problem, point, batches=64)
     low, high = certificate.interval("stationarity")
@@ -426,23 +434,15 @@ def test_what_does_not_take_minibatches_says_so():
     )
     with pytest.raises(TypeError, match="all samples in memory"):
         bx.solve(constrained, bx.Point(x=jnp.zeros(1), y=jnp.zeros(1)), progress=False)
-    plain = library.get("unique_saddle")
+    plain = get("unique_saddle")
     with pytest.raises(ValueError, match="batches"):
         bx.certify(plain.problem, plain.point, batches=10)
 
 
 def test_levels_see_their_own_samples():
     """The upper level's mean is over its samples, the lower level's over its own."""
-    upper, lower = np.full(6, 2.0), np.full(9, -1.0)
-    problem = bx.BilevelProblem(
-        lambda x1, x2, y1, y2, d: jnp.sum((x1 - jnp.mean(d)) ** 2) + jnp.sum(y1**2),
-        lambda x1, y1, y2, d: jnp.sum((y1 - jnp.mean(d)) ** 2),
-        x1=terms.Box(-3.0, 3.0),
-        y1=terms.Box(-3.0, 3.0),
-        data=bx.data.Levels(bx.data.Arrays(upper, batch=2), bx.data.Arrays(lower, batch=3)),
-    )
     solution = bx.solve(
-        problem,
+        means_of_levels(),
         bx.Point(x1=jnp.zeros(1), y1=jnp.zeros(1)),
         tolerance=0.05,
         solver=method(30.0, steps=5, outer=10**6),
@@ -453,7 +453,9 @@ def test_levels_see_their_own_samples():
     np.testing.assert_allclose(solution.point.y1, -1.0, atol=0.2)
 
 
-@pytest.mark.parametrize("name", ["worst_group"])
+@pytest.mark.parametrize(
+    "name", ["unique_saddle", pytest.param("worst_group", marks=pytest.mark.long)]
+)
 def test_the_default_needs_no_setting(name):
     """`benchmarks/stochastic.py` has all problems, over 20 keys."""
     instance = noisy(name, deviation=0.3)

@@ -478,9 +478,17 @@ EACH_CLASS = [NAMED[name] for name in CLASSES]
 VECTORS = ("prox", "project", "linear_oracle", "residual")
 
 
+# Long: programs of their own for what others have in another shape or another sum.
+LONG = ["L2Ball-axis", "CappedSimplex-caps-axis", "CappedSimplex-caps-block", "GroupL2-whole"]
+LONG += ["leafwise-CappedSimplex", "PerLeaf", "Ridge+PerLeaf", "Ridge+GroupL2", "Ridge-tree"]
+LONG += ["Scaled-L1", "Box-arrays", "L1+Box-mixed"]
+assert set(LONG) <= set(NAMED)
+
+
 def each(cases=CASES):
+    given = [pytest.param(c, marks=pytest.mark.long) if c.name in LONG else c for c in cases]
     # The module scope makes pytest run the tests of one case together, so it compiles once.
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name, scope="module")
+    return pytest.mark.parametrize("case", given, ids=lambda case: case.name, scope="module")
 
 
 def flat(tree: Any) -> np.ndarray:
