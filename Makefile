@@ -31,7 +31,8 @@ browser:
 	test ! -f /.dockerenv || (apt-get update -qq && timeout 300 apt-get install -y -qq chromium) > /dev/null 2>&1 || true
 
 # Most of the tests' time is XLA's, which takes a third less of it with its older code generator;
-# `make test-long` has the one that users get.
+# `make test-long` has the one that users get. The tests of a file share programs: each file is for
+# one process.
 COMPILE_FAST := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 
 # Everything that CI checks.
@@ -39,7 +40,7 @@ test: .venv/dev browser
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(COMPILE_FAST) $(BIN)/pytest -n 2 --dist worksteal --durations=25
+	$(COMPILE_FAST) $(BIN)/pytest -n 2 --dist loadfile --durations=25
 
 # The tests that `make test` leaves out for their length, too.
 test-long: .venv/dev

@@ -233,7 +233,6 @@ def test_without_bounds_the_answer_is_the_same(y):
     assert abs(float(solution.point.x[0]) - best_ridge()[0]) < 1e-2
 
 
-@pytest.mark.long  # test_constrained.py and test_certificates.py have float32
 def test_float32_certifies_what_its_rounding_allows():
     solution = bx.solve(*ridge(dtype=np.float32))
     assert solution.tolerance == 1e-3
