@@ -78,6 +78,7 @@ bench: .venv/dev
 	test ! -d ../shared/data || $(BIN)/python benchmarks/robust.py --json benchmarks/results/robust.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/people.py $(beside) --json benchmarks/results/people.json --plot benchmarks/results/people.png
 	test ! -d ../shared/data || $(BIN)/python benchmarks/model_problem.py --json benchmarks/results/model_problem.json
+	test ! -d ../shared/data || $(BIN)/python benchmarks/minibatches.py --json benchmarks/results/minibatches.json
 	$(BIN)/python benchmarks/robust_large.py --json benchmarks/results/robust_large.json
 	# On an accelerator (its results are kept): benchmarks/deep_cost.py and benchmarks/deep_dominoes.py.
 	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json

@@ -1,5 +1,7 @@
 """The epigraph form: kinks become variables, with the answers of closed forms."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,8 +63,12 @@ def test_what_has_no_epigraph_form_is_refused(function, said):
 
 
 def test_the_other_functions_are_as_they_were():
+    """But the lower level is not strongly convex in t."""
     stated = problem_with(constraints=lambda x, y, d: jnp.max(jnp.abs(y)) - x)
+    stated = dataclasses.replace(stated, lower_modulus=1.0, multiplier_bound=3.0)
     problem, start = epigraph_form(stated, START)
+    assert problem.lower_modulus is None
+    assert problem.multiplier_bound is None
     y = jnp.asarray([1.0, -2.0, 0.5])
     point = start.replace(
         y={"y": y, "t": {"constraints": [jnp.abs(y), jnp.asarray(2.0)], "lower": []}}

@@ -37,10 +37,12 @@ def relief(
 ) -> tuple[Solver | None, Point]:
     """The method that goes on, if there is one, and where: from the best point, or anew.
 
-    Where it goes on by plan, it does so from the last point.
+    Where it goes on by plan, it does so from the last point, and the same method never anew.
     """
     best = last if prepared.in_passing else best
     following = asked.relieved(prepared, dataclasses.replace(task, start=best), state)
     if following is None or not following.part.begins_anew:
+        return following, best
+    if following.part.title == prepared.part.title:
         return following, best
     return asked.relieved(prepared, task, state), task.start  # with constants from there, too

@@ -129,7 +129,7 @@ class Run:
             return status
         if away := runaway(self.task.problem, self.task.start, piece.point):
             return sentences.unbounded(self.summary, away)
-        step = self.solver.gradients_per_step
+        step = self.solver.handover_gradients if done else self.solver.gradients_per_step
         no_room = self.gradients + step > (self._mark if self._no_review else self.limits.most)
         late, stalled = self.limits.late(self.clock), self._stalled()
         ended = (done or stalled) and not (no_room or late)

@@ -26,6 +26,16 @@ PLACES, DISTANCE = 4, 1.0
 ROUNDING = 1e-6
 # The functions in which kinks are lifted.
 LIFTED = ("lower", "constraints")
+# What is known of the lower level as it was stated, and not of the new one.
+NO_LONGER_KNOWN = (
+    "multiplier_bound",
+    "lower_lipschitz",
+    "slater_margin",
+    "lower_smoothness",
+    "constraint_smoothness",
+    "constraint_lipschitz",
+    "lower_modulus",
+)
 # The operations with kinks.
 KINKS = ("abs", "max", "reduce_max")
 
@@ -42,7 +52,8 @@ def epigraph_form(
     as the methods ask for. The new y is {"y": y, "t": the new variables}; shapes are those of
     `start`, which is returned with the values of t there.
 
-    Norms such as √Σwᵢ² are left as they are, and so is what a loop or a branch computes.
+    Norms such as √Σwᵢ² are left as they are, and so is what a loop or a branch computes. Constants
+    of the stated lower level, such as `lower_modulus`, do not hold for the new one and are dropped.
     """
     require(problem, ConstrainedBilevelProblem, "epigraph_form")
     start = check_point(problem, start, "start")
@@ -74,6 +85,7 @@ def epigraph_form(
         constraints=constraints,
         y={"y": problem.y, "t": Free()},
         **others,
+        **dict.fromkeys(NO_LONGER_KNOWN),
     )
     t = {name: [kink.value for kink in found] for name, found in kinks.items()}
     return smooth, start.replace(y={"y": start.y, "t": t})

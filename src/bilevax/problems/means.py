@@ -60,7 +60,7 @@ class Chunks(eqx.Module):
     """
 
     samples: Tree
-    count: Array
+    count: Any
     corrections: dict[str, Correction]
 
 

@@ -66,6 +66,11 @@ class Solver(eqx.Module, Generic[State]):
         return False
 
     @property
+    def handover_gradients(self) -> int:
+        """What another method that goes on may take before it is checked, at most."""
+        return self.gradients_per_step
+
+    @property
     def in_passing(self) -> bool:
         """Whether another goes on by plan where this one ends: then nothing is wrong."""
         return False

@@ -50,6 +50,8 @@ MOST_NUMBERS, MOST_BATCHES = 1 << 24, 10_000
 # to this share so many times in turn. The problem is then solved up to the last share of it.
 ANCHORS, SHRINKS, PATIENCE, ANCHOR_SHARE = 12, 0.5, 2, 0.003
 
+NOTHING = np.zeros((), int)
+
 
 def _stochastic() -> Solver:
     return PenaltyMethod(starter=None, outer=practical())
@@ -76,13 +78,18 @@ class Subset(eqx.Module):
     anchors: Any  # how often slopes were corrected
     error: Any  # by how much they were off the last time
     strikes: Any  # how often in turn that has not helped
-    spent: Any  # gradients of minibatches that this took
     batches: int = eqx.field(static=True)  # minibatches in a chunk
 
     @property
     def most(self) -> int:
         """How many chunks there are."""
         return jax.tree.leaves(self.chunks.samples)[0].shape[0]
+
+    def correction_batches(self, total: int) -> int:
+        """The minibatches of the next correction: all of them, or those of a source on the host."""
+        if self.stream is None:
+            return total
+        return GROWTH ** (int(self.anchors) + 1) * self.most * self.batches
 
     def grown(self) -> Subset | None:
         """With more of its chunks in use."""
@@ -91,7 +98,7 @@ class Subset(eqx.Module):
             return None
         following = GROWTH * count if GROWTH * count <= self.most / 2 else self.most
         chunks = dataclasses.replace(self.chunks, count=np.asarray(following))
-        return dataclasses.replace(self, chunks=chunks, spent=np.zeros((), int))
+        return dataclasses.replace(self, chunks=chunks)
 
 
 class SampleAverage(Solver[SampleState]):
@@ -124,6 +131,7 @@ class SampleAverage(Solver[SampleState]):
     key: int = eqx.field(static=True, default=0)
     now: Solver | None = None
     subset: Subset | None = None
+    spent: Any = None  # gradients of minibatches before the first step: those of a correction
     total: int = eqx.field(static=True, default=1)  # minibatches that one gradient takes at last
 
     def __check_init__(self):
@@ -154,6 +162,14 @@ class SampleAverage(Solver[SampleState]):
     def gradients_per_step(self) -> int:
         return int(self.each) * self._now.gradients_per_step
 
+    @property
+    def handover_gradients(self) -> int:
+        """Where all chunks are in use, slopes are corrected next."""
+        subset = self.subset
+        if subset is None or int(subset.chunks.count) < subset.most:
+            return self.gradients_per_step
+        return self.gradients_per_step + subset.correction_batches(self.total)
+
     def review_gradients(self, state: SampleState) -> int:
         return int(self.each) * self._now.review_gradients(state.inner)
 
@@ -169,7 +185,8 @@ class SampleAverage(Solver[SampleState]):
             )
         known = source.everything() is not None
         total = math.ceil(minibatches(source)) if known else 1
-        chosen = dataclasses.replace(self, total=total, subset=_first_subset(task, self.key))
+        first = _first_subset(task, self.key)
+        chosen = dataclasses.replace(self, total=total, subset=first, spent=NOTHING)
         seen = chosen._task(task)
         asked = chosen._asked(seen.problem)
         if not seen.problem.sampled:  # what is chosen for a first subset holds for all
@@ -218,14 +235,14 @@ class SampleAverage(Solver[SampleState]):
     def prepared_again(self, prepared: SampleAverage, task: Task) -> SampleAverage:
         seen = prepared._task(task)
         now = prepared._asked(seen.problem).prepared_again(prepared._now, seen)
-        return dataclasses.replace(prepared, now=now)
+        return dataclasses.replace(prepared, now=now, spent=NOTHING)
 
     def prepared_anew(
         self, prepared: SampleAverage, task: Task, state: SampleState
     ) -> SampleAverage:
         seen = prepared._task(task)
         now = prepared._asked(seen.problem).prepared_anew(prepared._now, seen, state.inner)
-        return dataclasses.replace(prepared, now=now)
+        return dataclasses.replace(prepared, now=now, spent=NOTHING)
 
     def relieved(
         self, prepared: SampleAverage, task: Task, state: SampleState
@@ -235,10 +252,13 @@ class SampleAverage(Solver[SampleState]):
         if subset is None or not prepared._has_ended(seen.problem, state):
             now = prepared._asked(seen.problem).relieved(prepared._now, seen, state.inner)
             if now is not None or subset is None:
-                return None if now is None else dataclasses.replace(prepared, now=now)
+                anew = dataclasses.replace(prepared, now=now, spent=NOTHING)
+                return None if now is None else anew
         assert subset is not None
-        following = subset.grown() or _anchored(task, subset)
-        chosen = dataclasses.replace(prepared, subset=following)
+        following, spent = subset.grown(), 0
+        if following is None:
+            following, spent = _anchored(task, subset, prepared.total)
+        chosen = dataclasses.replace(prepared, subset=following, spent=np.asarray(spent))
         seen = chosen._task(task)
         asked = chosen._asked(seen.problem)
         if seen.problem.sampled:  # by another method
@@ -269,10 +289,8 @@ class SampleAverage(Solver[SampleState]):
 
     def init(self, problem: Any, start: Point) -> SampleState:
         inner = self._now.init(self.seen(problem), start)
-        spent = 0 if self.subset is None else self.subset.spent
-        return SampleState(
-            inner, jnp.zeros((), bool), jnp.asarray(self.each, int), jnp.asarray(spent, int)
-        )
+        each, spent = jnp.asarray(self.each, int), jnp.asarray(self.spent, int)
+        return SampleState(inner, jnp.zeros((), bool), each, spent)
 
     def step(self, problem: Any, state: SampleState, limit: Array) -> SampleState:
         inner = self._now.step(self.seen(problem), state.inner, _share(state, limit))
@@ -335,10 +353,8 @@ def _first_subset(task: Task, key: int) -> Subset | None:
     samples = jax.tree.map(lambda a: a.reshape(number, -1, *a.shape[1:]), drawn)
     corrections = first_corrections(task.problem, task.start)
     chunks = Chunks(samples, np.ones((), int), corrections)
-    zero, unknown = np.zeros((), int), np.full((), math.inf)
-    return Subset(
-        chunks, stream, anchors=zero, error=unknown, strikes=zero, spent=zero, batches=batches
-    )
+    unknown = np.full((), math.inf)
+    return Subset(chunks, stream, NOTHING, error=unknown, strikes=NOTHING, batches=batches)
 
 
 def first_minibatches(source: Source, count: int, key: int) -> tuple[Any, Tree]:
@@ -366,30 +382,33 @@ def _drawn(source: Source, count: int, key: int) -> Tree:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batches)
 
 
-def _anchored(task: Task, subset: Subset) -> Subset | None:
-    """The subset with slopes corrected at the start of a task; None where that does not help."""
+def _anchored(task: Task, subset: Subset, total: int) -> tuple[Subset | None, int]:
+    """The subset with slopes corrected at the start of a task, and the minibatches that this took.
+
+    There is none where corrections do not help.
+    """
     problem, point = task.problem, task.start
     if int(subset.anchors) == ANCHORS or _constraints_vary(problem, subset.chunks, point):
-        return None
+        return None, 0
     known, stream = problem.complete(), subset.stream
+    spent = subset.correction_batches(total)
     if known is not None:
-        exact, spent = _slopes(known, point), math.ceil(minibatches(problem.data))
+        exact = _slopes(known, point)
     else:
-        spent = GROWTH ** (int(subset.anchors) + 1) * subset.most * subset.batches
         stream, exact = _mean_slopes(problem, point, stream, spent)
     error, corrections = _corrections(problem.on(()), subset.chunks, point, exact)
     strikes = 0 if float(error) <= SHRINKS * float(subset.error) else int(subset.strikes) + 1
     if strikes == PATIENCE:
-        return None
-    return dataclasses.replace(
+        return None, spent
+    corrected = dataclasses.replace(
         subset,
         chunks=dataclasses.replace(subset.chunks, corrections=corrections),
         stream=stream,
         anchors=np.asarray(int(subset.anchors) + 1),
         error=np.asarray(error, float),
         strikes=np.asarray(strikes),
-        spent=np.asarray(spent, int),
     )
+    return corrected, spent
 
 
 _slopes = quick(slopes)
