@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
+from bilevax.functions import up_to_date
 from bilevax.problems import epigraph_form
 from bilevax.terms import Box
 
@@ -52,14 +53,68 @@ def test_soft_thresholds_and_a_bound_on_positive_parts():
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda x, y, d: least_squares(x, y, d), "no absolute value"),
+        (least_squares, "no absolute value"),
         (lambda x, y, d: least_squares(x, y, d) - jnp.sum(jnp.abs(y)), "falls where"),
+        (lambda x, y, d: jnp.sum((jnp.abs(y) - 0.01) ** 2), "falls where"),
+        # This one is convex, but the inner |y| may not grow in it.
+        (lambda x, y, d: jnp.sum(jax.nn.relu(3 - jnp.abs(y)) + 2 * jnp.abs(y)), "in another one"),
         (lambda x, y, d: jnp.sum(jnp.abs(y**2 - 1)), "not affine"),
+        (lambda x, y, d: jnp.sum(jax.nn.softplus(y) - jax.nn.log_sigmoid(y)), "no absolute value"),
+        (lambda x, y, d: jax.nn.logsumexp(y), "no absolute value"),
     ],
 )
 def test_what_has_no_epigraph_form_is_refused(function, said):
     with pytest.raises(ValueError, match=said):
         epigraph_form(problem_with(function), START)
+
+
+def test_smooth_formulas_are_left_alone_and_masks_are_understood():
+    mask = np.array([True, False, True])
+    stated = problem_with(
+        lambda x, y, d: (
+            jnp.sum(jax.nn.softplus(-y)) + jax.nn.logsumexp(y) + x * jnp.sum(jnp.abs(y))
+        ),
+        lambda x, y, d: jnp.max(y, where=mask, initial=-jnp.inf) - 1,
+    )
+    problem, start = epigraph_form(stated, START.replace(z=START.y, rho=1.0))
+    assert jax.tree.map(jnp.shape, start.y["t"]) == {"constraints": [()], "lower": [(3,)]}
+    assert start.z is None
+    y = {"y": jnp.asarray([0.5, 9.0, -1.0]), "t": start.y["t"]}
+    found = problem.called("constraints", START.x, y)
+    assert np.all(np.isfinite(found["above"]))
+    wanted = stated.smooth_lower(START.x, y["y"]) - 10.5  # Σ|y|, where t is zero
+    assert float(problem.smooth_lower(START.x, y)) == pytest.approx(float(wanted))
+
+
+def test_what_a_function_reads_may_change():
+    weight = [1.0]
+    stated = problem_with(lambda x, y, d: least_squares(x, y, d) + weight[0] * jnp.sum(jnp.abs(y)))
+    problem, _ = epigraph_form(stated, START)
+    y = {"y": START.y, "t": {"lower": [jnp.ones(3)]}}
+    value = lambda p: float(up_to_date(p).smooth_lower(START.x, y))
+    before = value(problem)
+    weight[0] = 2.0
+    assert value(problem) == pytest.approx(before + 3)
+
+
+def test_sources_of_minibatches():
+    rows = {"a": np.linspace(0.5, 1.5, 64)}
+    source = bx.data.Levels(bx.data.Arrays(rows, batch=8), bx.data.Arrays(rows, batch=16))
+    kinked = lambda of: bx.ConstrainedBilevelProblem(
+        upper=lambda x, y, d: jnp.mean((y[0] - d["a"]) ** 2),
+        lower=lambda x, y, d: of(y, d) + x[0] * jnp.abs(y[0]),
+        x=Box(0.0, 2.0),
+        y=Box(-3.0, 3.0),
+        data=source,
+    )
+    begin = bx.Point(x=jnp.ones(1), y=jnp.zeros(1))
+    stated = kinked(lambda y, d: jnp.mean((y[0] - d["a"]) ** 2))
+    problem, start = epigraph_form(stated, begin)
+    known, y = problem.complete(), {"y": jnp.full(1, 0.5), "t": {"lower": [jnp.asarray(0.5)]}}
+    wanted = stated.complete().smooth_lower(start.x, y["y"])
+    assert float(known.smooth_lower(start.x, y)) == pytest.approx(float(wanted))
+    with pytest.raises(ValueError, match="for each sample"):
+        epigraph_form(kinked(lambda y, d: jnp.mean(jax.nn.relu(1 - d["a"] * y[0]))), begin)
 
 
 def test_the_other_functions_are_as_they_were():

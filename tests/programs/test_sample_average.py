@@ -106,7 +106,9 @@ def test_means_over_chunks_have_the_derivatives_of_means():
 
 def test_a_correction_has_the_slopes_that_it_is_given():
     rng = np.random.default_rng(0)
-    here, there, slope, other = ({"a": rng.normal(size=3), "b": rng.normal()} for _ in range(4))
+    here, there, slope, other = (
+        {"a": rng.normal(size=3), "b": rng.normal(size=1)} for _ in range(4)
+    )
     correction = Correction.of([here, there], [slope, other])
     for place, wanted in ((here, slope), (there, other)):
         found = jax.grad(correction)(place)

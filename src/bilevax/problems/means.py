@@ -37,13 +37,15 @@ class Correction(eqx.Module):
 
     @classmethod
     def of(cls, places: Sequence[Tree], errors: Sequence[Tree]) -> Correction:
-        """From the errors of slopes at a first and a last place, which may be the same."""
-        return cls(
-            places[0],
-            errors[0],
-            trees.subtract(places[-1], places[0]),
-            trees.subtract(errors[-1], errors[0]),
-        )
+        """From the errors of slopes at a first and a last place, which may be the same.
+
+        Where these are so near that their difference is rounding, the change is none.
+        """
+        way = trees.subtract(places[-1], places[0])
+        near = jnp.sqrt(jnp.finfo(trees.dtype_of(way)).eps) * (1 + trees.norm(places[0]))
+        far = jnp.where(trees.norm(way) > near, 1, 0)
+        change = trees.scale(far, trees.subtract(errors[-1], errors[0]))
+        return cls(places[0], errors[0], way, change)
 
     def __call__(self, w: Tree) -> Array:
         v = trees.subtract(w, self.place)

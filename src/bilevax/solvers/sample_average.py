@@ -49,6 +49,8 @@ MOST_NUMBERS, MOST_BATCHES = 1 << 24, 10_000
 # The slopes of a subset are corrected at most so often, and until what they are off has not fallen
 # to this share so many times in turn. The problem is then solved up to the last share of it.
 ANCHORS, SHRINKS, PATIENCE, ANCHOR_SHARE = 12, 0.5, 2, 0.003
+# The same for samples that are not in memory: each time from eight times as many.
+HOST_ANCHORS = 2
 
 NOTHING = np.zeros((), int)
 
@@ -388,16 +390,17 @@ def _anchored(task: Task, subset: Subset, total: int) -> tuple[Subset | None, in
     There is none where corrections do not help.
     """
     problem, point = task.problem, task.start
-    if int(subset.anchors) == ANCHORS or _constraints_vary(problem, subset.chunks, point):
-        return None, 0
     known, stream = problem.complete(), subset.stream
+    most = HOST_ANCHORS if known is None else ANCHORS
+    if int(subset.anchors) == most or _constraints_vary(problem, subset.chunks, point):
+        return None, 0
     spent = subset.correction_batches(total)
     if known is not None:
         exact = _slopes(known, point)
     else:
         stream, exact = _mean_slopes(problem, point, stream, spent)
     error, corrections = _corrections(problem.on(()), subset.chunks, point, exact)
-    strikes = 0 if float(error) <= SHRINKS * float(subset.error) else int(subset.strikes) + 1
+    strikes = 0 if float(error) < SHRINKS * float(subset.error) else int(subset.strikes) + 1
     if strikes == PATIENCE:
         return None, spent
     corrected = dataclasses.replace(
