@@ -253,8 +253,8 @@ def _alive(jaxpr: Jaxpr, live: Sequence[bool]) -> set[Any]:
     """The values that an output has a slope in: not those that are compared, or held fixed."""
     alive = {v for v, yes in zip(jaxpr.outvars, live) if yes and not isinstance(v, Literal)}
     for eqn in reversed(jaxpr.eqns):
-        real = [v for v in eqn.outvars if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
-        if eqn.primitive.name != "stop_gradient" and any(v in alive for v in real):
+        has_slope = lambda v: v in alive and jnp.issubdtype(v.aval.dtype, jnp.inexact)
+        if eqn.primitive.name != "stop_gradient" and any(map(has_slope, eqn.outvars)):
             alive.update(v for v in eqn.invars if not isinstance(v, Literal))
     return alive
 
