@@ -164,6 +164,11 @@ def measure(
     return rows
 
 
+def kept(rows: list[dict[str, Any]], names: list[str]) -> set[str]:
+    """The problems whose rows are of an earlier run."""
+    return {row["name"] for row in rows} - set(names)
+
+
 def main() -> None:
     import people_problems
 
@@ -174,6 +179,9 @@ def main() -> None:
     versions.add_other(parser)
     parser.add_argument("--other-seconds", type=float, default=20.0, help="of the other version's")
     parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument(
+        "--keep", action="store_true", help="what the file has of what is not measured"
+    )
     parser.add_argument("--plot", type=Path, help="draw the performance profile there")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -184,8 +192,14 @@ def main() -> None:
     names = args.only or list(people_problems.PEOPLE)
     rows = measure(names, args.other, args.tolerance, args.max_seconds, args.other_seconds)
     print(people_table.text(rows))
+    if args.keep:
+        measured = {(row["name"], row["method"]) for row in rows}
+        before = json.loads(args.json.read_text())["results"]
+        before = [row for row in before if (row["name"], row["method"]) not in measured]
+        order = list(people_problems.PEOPLE)
+        rows = sorted([*rows, *before], key=lambda row: order.index(row["name"]))
     if args.json:
-        versions.write(args.json, {"results": rows})
+        versions.write(args.json, {"results": rows, "earlier": sorted(kept(rows, names))})
     if args.plot:
         people_table.profile(rows, args.plot)
 

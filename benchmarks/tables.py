@@ -390,6 +390,8 @@ validation loss, may be another local minimum than the estimator's, which has st
 
 def people() -> str:
     results = read("people")["results"]
+    before = ", ".join(read("people").get("earlier", []))
+    earlier = f"All of these, and 0.1.0's runs, are of an earlier run: {before}. " if before else ""
     names = list(dict.fromkeys(r["name"] for r in results))
     of = lambda name, method: [r for r in results if (r["name"], r["method"]) == (name, method)]
     certified = lambda r: r["status"] == "certified"
@@ -446,7 +448,7 @@ not have compilation in them; those of short runs are of a second one in the sam
 {sum(ratio <= 1 for ratio in ratios)} and at most three times as long on
 {sum(ratio <= 3 for ratio in ratios)}. IPOPT solves the lower level's conditions, relaxed; `nested`
 is L-BFGS on the upper objective with the lower level solved exactly each time. 0.1.0 had 10 s.
-`{read("people")["command"]}`
+{earlier}`{read("people")["command"]}`
 
 {table([*first, "IPOPT, off", "nested, off", "0.1.0"], [row(name) for name in names])}
 
