@@ -123,7 +123,7 @@ def test_subsets_grow_and_corrections_bring_the_answer_of_all_samples(grows):
     found = solved(tolerance=1e-4)
     subset = found.state.solver.subset
     assert (int(subset.chunks.count), subset.most, subset.batches) == (8, 8, 4)
-    assert int(subset.anchors) > 0
+    assert int(subset.times) > 0
     assert found.certified
     assert found.gradients < 0.7 * plain.gradients * 256
     assert "on some of the samples" in str(found.status)
@@ -176,7 +176,7 @@ def test_a_constrained_lower_level_takes_minibatches_of_both_levels(grows):
     begin = bx.Point(x=jnp.zeros(1), y=jnp.zeros(1))
     found = bx.solve(constrained, begin, tolerance=1e-4, progress=False)
     assert found.certified
-    assert int(found.state.solver.subset.anchors) > 0  # the constraint needs no correction
+    assert int(found.state.solver.subset.times) > 0  # the constraint needs no correction
     np.testing.assert_allclose(found.point.x, above.mean(), atol=1e-3)
     np.testing.assert_allclose(found.point.y, above.mean(), atol=1e-3)
     nearly = bx.polish(constrained, found.point, 1e-3)

@@ -48,9 +48,9 @@ FEW_NUMBERS = 1 << 22
 MOST_NUMBERS, MOST_BATCHES = 1 << 24, 10_000
 # The slopes of a subset are corrected at most so often, and until what they are off has not fallen
 # to this share so many times in turn. The problem is then solved up to the last share of it.
-ANCHORS, SHRINKS, PATIENCE, ANCHOR_SHARE = 12, 0.5, 2, 0.003
+MOST_CORRECTIONS, SHRINKS, PATIENCE, CORRECTED_SHARE = 12, 0.5, 2, 0.003
 # The same for samples that are not in memory: each time from eight times as many.
-HOST_ANCHORS = 2
+MOST_ON_HOST = 2
 
 NOTHING = np.zeros((), int)
 
@@ -77,7 +77,7 @@ class Subset(eqx.Module):
 
     chunks: Chunks
     stream: Any  # where the samples after these begin, of a source on the host
-    anchors: Any  # how often slopes were corrected
+    times: Any  # how often slopes were corrected
     error: Any  # by how much they were off the last time
     strikes: Any  # how often in turn that has not helped
     batches: int = eqx.field(static=True)  # minibatches in a chunk
@@ -91,7 +91,7 @@ class Subset(eqx.Module):
         """The minibatches of the next correction: all of them, or those of a source on the host."""
         if self.stream is None:
             return total
-        return GROWTH ** (int(self.anchors) + 1) * self.most * self.batches
+        return GROWTH ** (int(self.times) + 1) * self.most * self.batches
 
     def grown(self) -> Subset | None:
         """With more of its chunks in use."""
@@ -225,8 +225,8 @@ class SampleAverage(Solver[SampleState]):
     def _task(self, task: Task) -> Task:
         """What is asked of the method here."""
         tolerance, relative = task.tolerance, task.relative
-        if self.subset is not None and self.subset.anchors:
-            tolerance = max(tolerance, ANCHOR_SHARE * float(self.subset.error))
+        if self.subset is not None and self.subset.times:
+            tolerance = max(tolerance, CORRECTED_SHARE * float(self.subset.error))
         elif self.subset is not None:
             samples = int(self.each) * task.problem.data.batch
             relative = max(relative, SUBSET_SHARE / samples**0.5)
@@ -259,7 +259,7 @@ class SampleAverage(Solver[SampleState]):
         assert subset is not None
         following, spent = subset.grown(), 0
         if following is None:
-            following, spent = _anchored(task, subset, prepared.total)
+            following, spent = _corrected(task, subset, prepared.total)
         chosen = dataclasses.replace(prepared, subset=following, spent=np.asarray(spent))
         seen = chosen._task(task)
         asked = chosen._asked(seen.problem)
@@ -384,15 +384,15 @@ def _drawn(source: Source, count: int, key: int) -> Tree:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batches)
 
 
-def _anchored(task: Task, subset: Subset, total: int) -> tuple[Subset | None, int]:
+def _corrected(task: Task, subset: Subset, total: int) -> tuple[Subset | None, int]:
     """The subset with slopes corrected at the start of a task, and the minibatches that this took.
 
     There is none where corrections do not help.
     """
     problem, point = task.problem, task.start
     known, stream = problem.complete(), subset.stream
-    most = HOST_ANCHORS if known is None else ANCHORS
-    if int(subset.anchors) == most or _constraints_vary(problem, subset.chunks, point):
+    most = MOST_ON_HOST if known is None else MOST_CORRECTIONS
+    if int(subset.times) == most or _constraints_vary(problem, subset.chunks, point):
         return None, 0
     spent = subset.correction_batches(total)
     if known is not None:
@@ -407,7 +407,7 @@ def _anchored(task: Task, subset: Subset, total: int) -> tuple[Subset | None, in
         subset,
         chunks=dataclasses.replace(subset.chunks, corrections=corrections),
         stream=stream,
-        anchors=np.asarray(int(subset.anchors) + 1),
+        times=np.asarray(int(subset.times) + 1),
         error=np.asarray(error, float),
         strikes=np.asarray(strikes),
     )
