@@ -47,6 +47,13 @@ def non_negative(value: Any, name: str) -> None:
         raise ValueError(f"{name} must be finite and ≥ 0, not {value}")
 
 
+def probability(value: Any, name: str) -> None:
+    """Refuse what is not one number between 0 and 1, without these two."""
+    number = one_number(value, name)
+    if number is not None and not 0 < number < 1:
+        raise ValueError(f"{name} must be a probability between 0 and 1, not {value}")
+
+
 def one_of(value: Any, name: str, *choices: str) -> None:
     """Refuse what is none of the choices."""
     if value not in choices:

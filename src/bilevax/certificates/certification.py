@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -17,8 +18,15 @@ from bilevax.certificates.sampled import (
     RUN_KEYS,
     SampledCertificate,
     averaged,
+    batches_in_memory,
     drawn_batches,
     sampled_certificate,
+)
+from bilevax.certificates.streamed import (
+    GROUPS,
+    LEAST_IN_GROUP,
+    held_out_means,
+    streamed_certificate,
 )
 from bilevax.functions import up_to_date
 from bilevax.problems import Form, Point
@@ -62,7 +70,8 @@ def certify(
     A problem whose data is a source of minibatches is judged on all its samples, exactly, if these
     are in memory. If not, or with `batches`, so many minibatches are drawn (64 unless said, at
     least 8, from a stream of their own for `key`), and a `SampledCertificate` says what holds with
-    probability `confidence`; missing witnesses are sought on as many others.
+    probability `confidence`; missing witnesses are sought on as many others. From 1,024 on they are
+    read one after another, and none is kept.
     """
     release_programs()
     require_form(problem)
@@ -93,12 +102,17 @@ def _sampled(
     arguments.whole(key, "key", 0)
     if key >= RUN_KEYS:
         raise ValueError(f"key must be below {RUN_KEYS}, not {key}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be a probability between 0 and 1, not {confidence}")
+    arguments.probability(confidence, "confidence")
+    many = count >= GROUPS * LEAST_IN_GROUP
+    kept = batches_in_memory(problem) if many else count
     # Witnesses that fit the samples they are judged on would look better than they are.
-    drawn = drawn_batches(problem, 2 * count, key)
-    half = lambda begin: jax.tree.map(lambda b: b[begin : begin + count], drawn)
+    drawn = drawn_batches(problem, 2 * kept, key)
+    half = lambda begin: jax.tree.map(lambda b: b[begin : begin + kept], drawn)
     point = _with_witnesses(averaged(problem, half(0)), point, rho)
-    seen = averaged(problem, half(count))
+    seen = averaged(problem, half(kept))
     estimate = examined(seen, point, judge(seen, point, sizes=True), look=False)
-    return sampled_certificate(problem, point, half(count), estimate, confidence)
+    if not many:
+        return sampled_certificate(problem, point, half(kept), estimate, confidence)
+    means = held_out_means(problem, point, count, key, skip=2 * kept)
+    found = streamed_certificate(problem, point, means, estimate.allowances, confidence, sizes=True)
+    return dataclasses.replace(found, breach=estimate.breach)

@@ -92,6 +92,10 @@ class Definition(eqx.Module):
         """
         return dict.fromkeys(lines, slope)
 
+    def own_slopes(self, gradient: Tree) -> dict[str, Tree]:
+        """For lines that depend on some parts of the gradient in `sampled_parts` only: these."""
+        return {}
+
     def of_samples(self, problem: Any, point: Point, estimate: Any) -> Any:
         """The certificate on some minibatches with what it rests on, whatever the others say."""
         return estimate

@@ -179,6 +179,11 @@ class KKT(Definition):
     def statements(self) -> int:
         return 2
 
+    def own_slopes(self, gradient: Tree) -> dict[str, Tree]:
+        of_x, (x2, z1, z2) = gradient
+        lines = {"stationarity": of_x, "response_x2": x2, "response_z1": z1, "response_z2": z2}
+        return lines | {"gap": (z1, z2)}
+
     def radii(
         self,
         problem: BilevelProblem,

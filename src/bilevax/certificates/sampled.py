@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,15 +18,17 @@ from jaxtyping import Array
 from bilevax import arguments, trees
 from bilevax.certificates.certificate import Certificate
 from bilevax.certificates.definition import Definition, definition_of
-from bilevax.data.source import HELD_OUT
+from bilevax.data.source import HELD_OUT, on_host
 from bilevax.problems import Form, Point
-from bilevax.programs import quick
+from bilevax.programs import entries, quick
 from bilevax.trees import Tree
 
 # Minibatches that a certificate looks at where not all samples are in memory, and how sure it is.
 BATCHES, CONFIDENCE = 64, 0.95
 # From fewer a variance is a guess.
 FEWEST = 8
+# Those that are kept in memory have at most so many numbers, unless they are the fewest.
+MOST_NUMBERS = 1 << 24
 # Gradients of each minibatch that the radii take.
 PASSES = 2
 # How often minibatches whose losses are normal are called heavy-tailed, at most.
@@ -69,10 +72,14 @@ class SampledCertificate(Certificate):
     m − 1 degrees of freedom over the normal one, both two-sided at α. With `upper_deviation` and
     `lower_deviation` given, r² is at least theirs, (3δ_f² + 6ρ²δ_f~²)/m.
 
+    Where minibatches are many they are averaged in `groups`, whose means are close to normal, and a
+    radius is what the mean of so many normal vectors can be off (`streamed.normal_error`).
+
     The estimate says little where tails are heavy, and nothing of samples too rare to be in any
-    minibatch. `largest_share` is what one minibatch alone makes of the sum of squared deviations.
-    Where it is above `largest_normal_share(m)`, which normal losses exceed in less than 0.1 % of
-    draws, `heavy_tailed` says so, and the confidence is not to be trusted. The reverse is no proof.
+    minibatch. `largest_share` is what one minibatch, or group, alone makes of the sum of squared
+    deviations. Where it is above `largest_normal_share(m)`, which normal losses exceed in less than
+    0.1 % of draws, `heavy_tailed` says so, and the confidence is not to be trusted. The reverse is
+    no proof.
     """
 
     estimate: Certificate = dataclasses.field(kw_only=True)
@@ -80,23 +87,25 @@ class SampledCertificate(Certificate):
     confidence: float = dataclasses.field(kw_only=True)
     batches: int = dataclasses.field(kw_only=True)
     largest_share: float = dataclasses.field(
-        kw_only=True, metadata={"says": "of the squared deviations, in one minibatch"}
+        kw_only=True, metadata={"says": "of the squared deviations, in one minibatch or group"}
     )
+    groups: int | None = dataclasses.field(kw_only=True, default=None)
 
     @property
     def heavy_tailed(self) -> bool:
-        """Whether one minibatch deviates so far that the confidence is not to be trusted."""
-        return self.largest_share > largest_normal_share(self.batches)
+        """Whether one minibatch or group is so far off that the confidence is not to be trusted."""
+        return self.largest_share > largest_normal_share(self.groups or self.batches)
 
     @property
     def caution(self) -> str:
         """What is to be said of the confidence, in a sentence; empty where there is nothing."""
         if not self.heavy_tailed:
             return ""
+        groups = "" if self.groups is None else f"{self.groups} groups of "
         return (
-            f"Heavy tails: one of {self.batches} minibatches makes {100 * self.largest_share:.0f} %"
-            f" of the squared deviations, so the confidence {self.confidence:g} is not to be "
-            "trusted; look at more minibatches, or larger ones."
+            f"Heavy tails: one of {groups}{self.batches} minibatches makes "
+            f"{100 * self.largest_share:.0f} % of the squared deviations, so the confidence "
+            f"{self.confidence:g} is not to be trusted; look at more minibatches, or larger ones."
         )
 
     def lines(self) -> dict[str, float]:
@@ -154,7 +163,7 @@ def sampled_certificate(
         radii=definition.radii(problem, point, estimate.lines(), *errors),
         confidence=confidence,
         batches=count,
-        largest_share=max(_largest_share(*part) for part in parts),
+        largest_share=max(largest_share(*part) for part in parts),
         sizes=estimate.sizes,
         allowances=estimate.allowances,
         breach=estimate.breach,
@@ -180,7 +189,7 @@ def largest_normal_share(batches: int) -> float:
     return (m - 1) / m * float(special.betaincinv(0.5, (m - 2) / 2, 1 - HEAVY_BY_CHANCE / m))
 
 
-def _largest_share(squares: np.ndarray, size: np.ndarray) -> float:
+def largest_share(squares: np.ndarray, size: Any) -> float:
     """The largest part of a sum of squares; 0 where all are the rounding of means of this size."""
     most = float(np.max(squares))
     rounding = ROUNDING * float(np.finfo(squares.dtype).eps) * float(size)
@@ -215,14 +224,16 @@ def _deviations(
     return (slope[-1], trees.norm(mean[0])), (value[-1], trees.norm(mean[1]))
 
 
+def batches_in_memory(problem: Form) -> int:
+    """How many minibatches a run keeps to judge its points on."""
+    source = problem.data
+    shapes = jax.eval_shape(lambda: source.draw(source.init(0))[1])
+    return max(FEWEST, min(BATCHES, MOST_NUMBERS // max(entries(shapes), 1)))
+
+
 def drawn_batches(problem: Form, count: int, key: int) -> Tree:
     """So many minibatches of the problem's source, stacked, on a stream of their own."""
     source = problem.data.held_out(key)
-    state, batches = source.init(HELD_OUT + key), []
-    draw = eqx.filter_jit(source.draw)
-    for _ in range(count):
-        if not bool(source.ready(state)):
-            state = source.refilled(state)
-        state, batch = draw(state)
-        batches.append(jax.tree.map(np.asarray, batch))
+    stream = on_host(source, source.init(HELD_OUT + key))
+    batches = [batch for _, batch in itertools.islice(stream, count)]
     return jax.tree.map(lambda *rows: jnp.stack(rows), *batches)

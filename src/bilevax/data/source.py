@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 import equinox as eqx
@@ -124,6 +125,16 @@ def minibatches(source: Source) -> float:
     batch = jax.eval_shape(lambda: source.draw(source.init(0))[1])
     size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
     return size(source.everything()) / max(size(batch), 1)
+
+
+def on_host(source: Source, state: Any) -> Iterator[tuple[Any, Tree]]:
+    """Minibatch after minibatch as NumPy arrays, each with the state after it."""
+    draw = eqx.filter_jit(source.draw)
+    while True:
+        if not bool(source.ready(state)):
+            state = source.refilled(state)
+        state, batch = draw(state)
+        yield state, jax.tree.map(np.asarray, batch)
 
 
 def as_key(key: Any) -> Array:

@@ -30,7 +30,8 @@ class RunState:
     `earlier` and `earlier_solves` count the gradients and linear systems before the solver last
     began anew; `stage` is which method is at work, and `fell_back_at` the count of gradients at
     which another one took over last, or None. `confirmations` counts how often a certificate from
-    samples was tried on other samples, and `confirmed` says whether the best point's was.
+    samples was tried on other samples, `confirmed` says whether the best point's was, and
+    `looked_at` on how many minibatches, if on more than usual.
     `withdrawals` counts the certified points that were left since F fell nearby.
     """
 
@@ -48,6 +49,7 @@ class RunState:
     fell_back_at: int | None = None
     confirmations: int = 0
     confirmed: bool = False
+    looked_at: int = 0
     withdrawals: int = 0
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from bilevax import trees
-from bilevax.arguments import non_negative, warn, whole
+from bilevax.arguments import non_negative, probability, warn, whole
+from bilevax.certificates.sampled import CONFIDENCE
 from bilevax.data import DataError
 from bilevax.driver.checkpoint import RunState, save_or_warn
 from bilevax.driver.limits import Limits
@@ -43,6 +44,7 @@ def solve(
     checkpoint: str | Path | None = None,
     look_around: bool = True,
     radius: float | None = None,
+    confidence: float = CONFIDENCE,
     throw: bool = False,
 ) -> Solution:
     """Solve a problem until its certificate holds at `tolerance`.
@@ -74,6 +76,8 @@ def solve(
             from there.
         radius: how far from y a certificate looks for a better one, where the lower level has no
             bounds and the problem no `lower_modulus`; by default 10·(1 + ‖y‖).
+        confidence: the probability with which a certificate from samples holds, where not all
+            samples are in memory.
         throw: raise `SolveError` unless the answer is certified.
 
     Returns:
@@ -89,10 +93,11 @@ def solve(
     solver = solver or default_solver(problem)
     tolerance, relative = _tolerances(tolerance, relative_tolerance, solver, trees.dtype_of(start))
     _check_limits(max_gradients, max_seconds, callback, checkpoint)
+    probability(confidence, "confidence")
     asked = composed(solver, problem)
     _check_samples(problem, asked, start, relative)
     task = Task(problem, start, tolerance, relative)
-    run = Run(task, asked, Limits(max_gradients, max_seconds))
+    run = Run(task, asked, Limits(max_gradients, max_seconds), confidence)
     same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
     if resume is not None and not (same_file and not Path(str(resume)).exists()):
         take_up(run, resume)

@@ -11,14 +11,15 @@ from bilevax.certificates.around import affordable_steps
 from bilevax.certificates.examination import compile_examination, examined
 from bilevax.certificates.rounding import TIMES, times
 from bilevax.certificates.sampled import (
-    BATCHES,
     CONFIDENCE,
     PASSES,
     RUN_KEYS,
     averaged,
+    batches_in_memory,
     drawn_batches,
     sampled_certificate,
 )
+from bilevax.certificates.streamed import held_out_means, streamed_certificate, sufficient
 from bilevax.data.source import minibatches
 from bilevax.driver.checkpoint import RunState
 from bilevax.driver.downhill import downhill
@@ -29,6 +30,8 @@ from bilevax.solvers.base import Task
 WITHDRAWALS = 8
 # By how much ρ grows where a run has come back to a point that it had left.
 STEEPER = 10.0
+# Samples do not tell points apart whose ε differs by less than this factor.
+ALIKE = 1.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,20 +49,22 @@ class Judge:
     weight: int
     tolerance: float
     relative: float
+    confidence: float
 
     @classmethod
-    def of(cls, task: Task) -> Judge:
+    def of(cls, task: Task, confidence: float = CONFIDENCE) -> Judge:
         stated, known, batches, passes, each = task.problem, task.problem.complete(), None, 0, 1.0
         if known is None:
-            batches = drawn_batches(stated, BATCHES, RUN_KEYS)
-            known, passes, each = averaged(stated, batches), PASSES, BATCHES
+            count = batches_in_memory(stated)
+            batches = drawn_batches(stated, count, RUN_KEYS)
+            known, passes, each = averaged(stated, batches), PASSES, count
         elif stated.sampled:
             each = minibatches(stated.data)
         repeats = times(known, task.start)
         cost = math.ceil((1 + repeats + passes) * each)
         few = repeats if stated.sampled else min(repeats, TIMES)
         weight = math.ceil((1 + few + passes) * each)
-        return cls(stated, known, batches, cost, weight, task.tolerance, task.relative)
+        return cls(stated, known, batches, cost, weight, task.tolerance, task.relative, confidence)
 
     @property
     def exact(self) -> bool:
@@ -73,19 +78,29 @@ class Judge:
         certificate = judge(self.problem, point, sizes=self.relative > 0)
         if self.exact:
             return certificate
-        share = 1 / (attempt * (attempt + 1))
-        return sampled_certificate(self.stated, point, self.batches, certificate, CONFIDENCE, share)
+        said = (self.confidence, _share(attempt))
+        return sampled_certificate(self.stated, point, self.batches, certificate, *said)
 
-    def confirmed(self, point: Point, attempt: int) -> Certificate:
-        """On minibatches that had no part in choosing the point.
+    def sufficient(self, point: Point, certificate: Any, attempt: int, most: int) -> int:
+        """How many minibatches would be enough to certify a point, if at most so many; or 0."""
+        said = (self.confidence, _share(attempt))
+        aims = certificate.allowed(self.tolerance, self.relative)
+        return sufficient(self.stated, point, self.batches, certificate, *said, aims, most)
+
+    def confirmed(self, point: Point, attempt: int, count: int = 0) -> Certificate:
+        """On minibatches that had no part in choosing the point, `count` of them if that is given.
 
         The best of many checks is too good on those it was chosen by. The t-th time may err with
-        probability α/(t(t + 1)), so that all times together err with α = 1 − CONFIDENCE at most.
+        probability α/(t(t + 1)), so that all times together err with α = 1 − confidence at most.
         """
-        batches = drawn_batches(self.stated, BATCHES, RUN_KEYS + attempt)
-        estimate = judge(averaged(self.stated, batches), point, sizes=self.relative > 0)
-        share = 1 / (attempt * (attempt + 1))
-        return sampled_certificate(self.stated, point, batches, estimate, CONFIDENCE, share)
+        key, said, sizes = RUN_KEYS + attempt, (self.confidence, _share(attempt)), self.relative > 0
+        if count:
+            seen = held_out_means(self.stated, point, count, key)
+            allowances = judge(self.problem, point).allowances
+            return streamed_certificate(self.stated, point, seen, allowances, *said, sizes=sizes)
+        batches = drawn_batches(self.stated, batches_in_memory(self.stated), key)
+        estimate = judge(averaged(self.stated, batches), point, sizes=sizes)
+        return sampled_certificate(self.stated, point, batches, estimate, *said)
 
     def compile_examination(self, point: Point, certificate: Certificate, look: bool) -> None:
         compile_examination(self.problem, point, certificate, look=look and self.exact)
@@ -114,8 +129,13 @@ class Judge:
     def holds(self, certificate: Certificate) -> bool:
         return certificate.certified(self.tolerance, self.relative)
 
-    def excess(self, certificate: Certificate) -> float:
-        """What is to become small: ε, or the largest line against what it may be."""
+    def excess(self, certificate: Any) -> float:
+        """What is to become small: ε, or the largest line against what it may be.
+
+        Of samples it is the estimate, since radii are those of few minibatches.
+        """
+        if not self.exact:
+            certificate = certificate.estimate
         if not self.relative:
             return certificate.epsilon
         allowed = certificate.allowed(self.tolerance, self.relative)
@@ -124,19 +144,25 @@ class Judge:
         return max((math.inf if math.isnan(v) else v for v in shares), default=0.0)
 
 
+def _share(attempt: int) -> float:
+    """Of the probability of an error, what the t-th confirmation has: Σ 1/(t(t + 1)) = 1."""
+    return 1 / (attempt * (attempt + 1))
+
+
 class Verdicts:
     """What the checks of a run have said: the best point, its certificate, and the history.
 
     A certificate from samples is tried on others before anyone is shown it: `confirmations` counts
-    how often, and `confirmed` says whether the best point's was. `withdrawals` counts the certified
-    points from which F fell.
+    how often, `confirmed` says whether the best point's was, and `looked_at` on how many
+    minibatches, if on more than usual. `checked` is what the best point's own check said.
+    `withdrawals` counts the certified points from which F fell.
     """
 
     def __init__(self, judge: Judge, start: Point):
         self.judge, self.best = judge, start
-        self.confirmations, self.confirmed, self.withdrawals = 0, False, 0
+        self.confirmations, self.confirmed, self.looked_at, self.withdrawals = 0, False, 0, 0
         self.gradients = 0  # of the checks
-        self.certificate = judge(start, 1)
+        self.certificate = self.checked = judge(start, 1)
         self.history: dict[str, list[float]] = {}
 
     @property
@@ -152,15 +178,28 @@ class Verdicts:
         """Judge a point, keep it if it is the best, and record what was seen."""
         certificate = self.judge(point, self.confirmations + 1)
         self.gradients += self.judge.cost
-        if self.judge.excess(certificate) <= self.judge.excess(self.certificate):
-            self.best, self.certificate, self.confirmed = point, certificate, False
+        alike = 1.0 if self.judge.exact else ALIKE
+        if self.judge.excess(certificate) <= alike * self.judge.excess(self.checked):
+            self._keep(point, certificate)
         self.record(certificate, gradients, seconds)
         return certificate
 
-    def confirm(self) -> bool:
-        """Whether the best point is certified; if samples say so, whether other samples agree."""
+    def _keep(self, point: Point, certificate: Certificate) -> None:
+        self.best, self.certificate, self.checked = point, certificate, certificate
+        self.confirmed, self.looked_at = False, 0
+
+    def confirm(self, most: int = 0) -> bool:
+        """Whether the best point is certified; if samples say so, whether other samples agree.
+
+        Where more minibatches, `most` of them at the most, would make its lines small enough, these
+        are asked.
+        """
         if self.holds:
             self.ask_other_samples()
+        elif not self.judge.exact and not self.confirmed and most:
+            attempt = self.confirmations + 1
+            if count := self.judge.sufficient(self.best, self.checked, attempt, most):
+                self.ask_other_samples(count)
         return self.holds
 
     def compile_examination(self, look: bool) -> None:
@@ -183,18 +222,19 @@ class Verdicts:
         start = downhill(
             self.judge.problem, self.certificate, self.judge.claimed(self.certificate), rho, steps
         )
-        self.best, self.certificate, self.confirmed = start, self.judge(start, 1), False
+        self._keep(start, self.judge(start, 1))
         self.gradients += self.judge.cost
         self.withdrawals += 1
         return start
 
-    def ask_other_samples(self) -> None:
+    def ask_other_samples(self, count: int = 0) -> None:
         if self.judge.exact or self.confirmed:
             return
         attempt = self.confirmations + 1
-        certificate = self.judge.confirmed(self.best, attempt)  # which may be interrupted
-        self.gradients += self.judge.cost
+        certificate = self.judge.confirmed(self.best, attempt, count)  # which may be interrupted
+        self.gradients += count or self.judge.cost
         self.confirmations, self.confirmed, self.certificate = attempt, True, certificate
+        self.looked_at = count
 
     def saved(self) -> dict[str, Any]:
         """What a `RunState` keeps of this."""
@@ -204,6 +244,7 @@ class Verdicts:
             "history": {name: list(column) for name, column in self.history.items()},
             "confirmations": self.confirmations,
             "confirmed": self.confirmed,
+            "looked_at": self.looked_at,
             "withdrawals": self.withdrawals,
         }
 
@@ -213,6 +254,7 @@ class Verdicts:
         self.confirmations, self.confirmed = saved.confirmations, saved.confirmed
         self.withdrawals = saved.withdrawals
         self.history = {name: list(column) for name, column in saved.history.items()}
-        self.certificate = self.judge(self.best, self.confirmations + 1)
+        self.looked_at = saved.looked_at
+        self.certificate = self.checked = self.judge(self.best, self.confirmations + 1)
         if self.confirmed:
-            self.certificate = self.judge.confirmed(self.best, self.confirmations)
+            self.certificate = self.judge.confirmed(self.best, self.confirmations, self.looked_at)

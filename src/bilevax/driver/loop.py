@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from bilevax.certificates.sampled import CONFIDENCE
 from bilevax.driver import schedule, sentences
 from bilevax.driver.checkpoint import RunState, fingerprint, save_or_warn
 from bilevax.driver.handover import relief, review
@@ -28,6 +29,10 @@ from bilevax.programs import compile_seconds
 from bilevax.progress import Progress
 from bilevax.solvers.base import Solver, Task, initial
 
+# A certificate from samples looks at so many minibatches, or at so many for each gradient of the
+# run, at most.
+LONG_LOOK, LONGEST_LOOK = 8192, 2
+
 RUNNING = Status("running", "Still running.")
 
 
@@ -39,14 +44,20 @@ class Run:
     several at once.
     """
 
-    def __init__(self, task: Task, solver: Solver, limits: Limits | None = None):
+    def __init__(
+        self,
+        task: Task,
+        solver: Solver,
+        limits: Limits | None = None,
+        confidence: float = CONFIDENCE,
+    ):
         self.task, self.asked, self.limits = task, solver, limits or Limits()
         self.bar = Progress(False, unit="gradients")
         self.callback: Callable[[Solution], Any] | None = None
         self.checkpoint: str | Path | None = None
         self.look_around = True
         self.solver = solver.prepared_for(task)
-        judge = Judge.of(task)
+        judge = Judge.of(task, confidence)
         self.schedule = schedule.Schedule(judge.weight)
         self.earlier, self.earlier_solves = 0, 0
         self.refused = ""
@@ -117,7 +128,10 @@ class Run:
 
     def _check(self, piece: Piece, done: bool) -> Status | None:
         done &= not self._judge(piece)
-        holds = self.verdicts.confirm()
+        # Nobody looks long at a point that is to be improved.
+        provisional = self.solver.provisional or self.limits.late(self.clock)
+        most = max(LONG_LOOK, LONGEST_LOOK * self.gradients)
+        holds = self.verdicts.confirm(0 if provisional else most)
         status = self._concluded() if holds else None  # before anyone is shown it
         self._show()
         if self.checkpoint is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.problems.form import Call, Form
 from bilevax.problems.point import Point
+from bilevax.problems.tangents import pushed
 from bilevax.trees import Tree
 
 
@@ -109,15 +109,9 @@ def _mean(function: Callable[..., Tree]) -> Callable[..., Tree]:
 
         value, slope = over(both, count)
 
-        def along(v: Array, jacobian: Tree) -> Array:
-            parts = zip(jax.tree.leaves(jacobian), jax.tree.leaves(ways), strict=True)
-            pushed = [jnp.tensordot(part, way, way.ndim) for part, way in parts]
-            return functools.reduce(jnp.add, pushed)
-
         structure = jax.tree.structure(value)
         each = structure.flatten_up_to(slope)
-        pushed = [along(v, j) for v, j in zip(jax.tree.leaves(value), each, strict=True)]
-        return value, jax.tree.unflatten(structure, pushed)
+        return value, jax.tree.unflatten(structure, [pushed(part, ways) for part in each])
 
     return mean
 

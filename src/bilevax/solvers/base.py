@@ -29,6 +29,8 @@ class Task:
     start: Point
     tolerance: float
     relative: float = 0.0
+    # Whether points are judged on samples: then lines are off by what grows with ρ.
+    noisy: bool = False
 
 
 class Solver(eqx.Module, Generic[State]):
@@ -73,6 +75,11 @@ class Solver(eqx.Module, Generic[State]):
     @property
     def in_passing(self) -> bool:
         """Whether another goes on by plan where this one ends: then nothing is wrong."""
+        return False
+
+    @property
+    def provisional(self) -> bool:
+        """Whether points at hand are to be improved by plan, so that no long look at them pays."""
         return False
 
     @abc.abstractmethod

@@ -84,6 +84,8 @@ FOLLOWING, KICKED = 12, 0.03
 READY, SHRINK = 0.3, 0.25
 # That of the gap, unless rounding stands above it, and the most: x is off by 1/ρ, the gap by 1/ρ².
 READY_GAP, MOST_READY_GAP = 1e-3, 0.1
+# Where ρ shall be small, the gap may be the first share of the target, and residuals the second.
+LOOSE_GAP, CLOSE = 0.3, 0.03
 
 
 class NewtonState(eqx.Module):
@@ -151,7 +153,8 @@ class Newton(Engine[NewtonState]):
     Linear systems are dense; of a large problem they are in the entries that no term holds, and
     where these are too many, the method gives up. `linear_solves` counts those over all blocks;
     their Hessians are not among the `gradients`, nor small systems in x1 alone among them. `rho` is
-    a first guess.
+    a first guess. With `least_rho`, ρ grows no farther than the gap asks for: for a point that will
+    be judged on samples, whose error grows with ρ.
     """
 
     is_tight: ClassVar[bool] = True
@@ -163,6 +166,7 @@ class Newton(Engine[NewtonState]):
     force: Any = None
     tau: Any = None
     interior: bool = eqx.field(static=True, default=False)
+    least_rho: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self):
         check_positive(self, "rho", "force", "tau")
@@ -193,7 +197,8 @@ class Newton(Engine[NewtonState]):
             )
         dtype = trees.dtype_of(start.replace(rho=None))
         rho, force = first_penalty(problem, start)
-        rho = FIRST_RHO * rho if start.rho is None or self.interior else start.rho
+        first = 1.0 if self.least_rho else FIRST_RHO
+        rho = first * rho if start.rho is None or self.interior else start.rho
         tau = first_barrier(problem, start) if self.interior else None
         given = lambda value, other: trees.scalar(other if value is None else value, dtype)
         return Newton(
@@ -203,7 +208,12 @@ class Newton(Engine[NewtonState]):
             force=given(self.force, force),
             tau=None if tau is None else given(self.tau, tau),
             interior=self.interior,
+            least_rho=self.least_rho,
         )
+
+    def prepared_for(self, task: Task) -> Solver:
+        solver = dataclasses.replace(self, least_rho=True) if task.noisy else self
+        return super(Newton, solver).prepared_for(task)
 
     def prepared_anew(self, prepared: Any, task: Task, state: NewtonState) -> Solver:
         """With barriers that are next to none, which would lead away from the start."""
@@ -269,8 +279,8 @@ class Newton(Engine[NewtonState]):
         s = _with_slope(problem, _shifted(problem, s))
         astray = s.moved & ~trees.all_finite(s.slope)  # to where functions are undefined
         s = lax.cond(astray, lambda: _taken_back(s), lambda: s)
-        seen = _seen(problem, s, self.force)
-        s = lax.cond(seen.over, lambda: _judged(s, seen), lambda: s)
+        seen = _seen(problem, s, self.force, self.least_rho)
+        s = lax.cond(seen.over, lambda: _judged(s, seen, self.least_rho), lambda: s)
         return lax.cond(s.ready | ~s.known, lambda: s, lambda: _onwards(problem, s))
 
     def done(self, problem: BilevelProblem, state: NewtonState) -> Array:
@@ -341,7 +351,7 @@ class _Seen(eqx.Module):
     over: Array  # whether the phase is over
 
 
-def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
+def _seen(problem: BilevelProblem, s: NewtonState, force: Array, least_rho: bool) -> _Seen:
     penalised = _penalised(problem, s)
     rest, x1 = _natural(problem, s)(s.iterate, s.slope), _is_x1(s)
     of_x1, others = trees.norm(jnp.where(x1, rest, 0)), trees.norm(jnp.where(x1, 0, rest))
@@ -353,6 +363,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
         inside = jnp.where(x1, s.iterate, inside)
     (gap, size), value = penalised.gap(s.iterate), penalised.value(inside)
     aim, gap_aim = s.target + s.relative * force, s.target + s.relative * size
+    aim = CLOSE / READY * aim if least_rho else aim
     enough = jnp.maximum(READY * aim, ENOUGH * jnp.minimum(force, s.rho * gap))
     if s.tau is not None:
         enough = jnp.where(s.tau > 0, jnp.maximum(enough, s.loose * force), enough)
@@ -363,6 +374,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
     eps = float(jnp.finfo(value.dtype).eps)
     unseen = (s.inner == 0) & (s.idle | (s.phase == FOLLOW))  # nothing was done in the phase yet
     low = jnp.clip(64 * eps * size, READY_GAP * gap_aim, MOST_READY_GAP * gap_aim)
+    low = LOOSE_GAP * gap_aim if least_rho else low
     return _Seen(
         of_x1=of_x1,
         others=others,
@@ -379,7 +391,7 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array) -> _Seen:
     )
 
 
-def _judged(s: NewtonState, seen: _Seen) -> NewtonState:
+def _judged(s: NewtonState, seen: _Seen, least_rho: bool) -> NewtonState:
     """A phase is over: take where it led, or take the move back, or change ρ."""
     fall = s.center_value - seen.value
     well = (fall + seen.noise) / (s.foreseen + seen.noise)
@@ -387,13 +399,13 @@ def _judged(s: NewtonState, seen: _Seen) -> NewtonState:
     fell &= jnp.isfinite(seen.value)
     kicked = s.tried & (seen.of_x1 > KICKED * seen.force)
     verdict = jnp.where(kicked, 2, jnp.where(fell | ~s.moved, 0, 1))
-    if s.tau is None:
+    if s.tau is None and not least_rho:
         rose = seen.repaired > s.center_repaired + seen.noise
         verdict = jnp.where(s.moved & fell & rose & (_apart(s) > 2 * NEAR), 3, verdict)
     return lax.switch(
         verdict,
         [
-            lambda: _taken(s, seen, well),
+            lambda: _taken(s, seen, well, least_rho),
             lambda: _taken_back(s),
             lambda: _nearer(s),
             lambda: _steeper(s),
@@ -401,18 +413,19 @@ def _judged(s: NewtonState, seen: _Seen) -> NewtonState:
     )
 
 
-def _taken(s: NewtonState, seen: _Seen, well: Array) -> NewtonState:
+def _taken(s: NewtonState, seen: _Seen, well: Array, least_rho: bool) -> NewtonState:
     """A new center; then a check is asked for, or ρ grows, or x1 moves."""
     low = seen.gap <= seen.low
     ready = low & (seen.without <= READY * seen.aim)
     there = low if s.tau is None else ready | (low & (s.tau == 0))
     growing = ~there & (seen.of_x1 <= seen.enough) & (seen.others <= seen.enough)
     apart = _apart(s) / NEAR
-    early = (s.outer == 0) & (apart > 2) & ~ready & (s.tau is None)
+    early = (s.outer == 0) & (apart > 2) & ~ready & (s.tau is None and not least_rho)
     arrived = (s.phase == FOLLOW) | s.tried
     times = jnp.where(arrived, jnp.minimum(s.times**REGAIN, MOST_TIMES), s.times)
     lacks = jnp.sqrt(jnp.maximum(seen.gap, 0) / seen.low)
-    wished = jnp.where(low, 1, jnp.maximum(BEYOND * lacks, AT_LEAST))
+    beyond, at_least = (1.0, LEAST_TIMES) if least_rho else (BEYOND, AT_LEAST)
+    wished = jnp.where(low, 1, jnp.maximum(beyond * lacks, at_least))
     only_rho = growing if s.tau is None else growing & (s.tau == 0)
     times = jnp.where(only_rho, jnp.minimum(wished, times), times)
     grown = jnp.where(growing, jnp.minimum(wished, times), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any, ClassVar
 
@@ -16,8 +17,9 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import whole
 from bilevax.certificates import judge
+from bilevax.certificates.streamed import deviation
 from bilevax.data import Source
-from bilevax.data.source import minibatches
+from bilevax.data.source import minibatches, on_host
 from bilevax.problems import Form, Point
 from bilevax.problems.means import (
     Chunks,
@@ -45,12 +47,14 @@ SUBSET_SHARE = 0.3
 # All samples are taken at once if they have at most so many numbers.
 FEW_NUMBERS = 1 << 22
 # A subset of what is not in memory has at most so many numbers and minibatches.
-MOST_NUMBERS, MOST_BATCHES = 1 << 24, 10_000
+MOST_NUMBERS, MOST_BATCHES = 1 << 22, 10_000
 # The slopes of a subset are corrected at most so often, and until what they are off has not fallen
 # to this share so many times in turn. The problem is then solved up to the last share of it.
 MOST_CORRECTIONS, SHRINKS, PATIENCE, CORRECTED_SHARE = 12, 0.5, 2, 0.003
-# The same for samples that are not in memory: each time from eight times as many.
-MOST_ON_HOST = 2
+# The same for samples that are not in memory: from between eight and 64 times the subset, so many
+# that their slopes should be off by at most this share of the tolerance, by what the deviations of
+# so many chunks or more say.
+MOST_ON_HOST, NOISE_SHARE, FEW_CHUNKS = 2, 0.2, 8
 
 NOTHING = np.zeros((), int)
 
@@ -88,10 +92,11 @@ class Subset(eqx.Module):
         return jax.tree.leaves(self.chunks.samples)[0].shape[0]
 
     def correction_batches(self, total: int) -> int:
-        """The minibatches of the next correction: all of them, or those of a source on the host."""
+        """The minibatches of the next correction, at most: all of them, or of a source on the host
+        so many times as the subset has."""
         if self.stream is None:
             return total
-        return GROWTH ** (int(self.times) + 1) * self.most * self.batches
+        return GROWTH**2 * self.most * self.batches
 
     def grown(self) -> Subset | None:
         """With more of its chunks in use."""
@@ -116,9 +121,10 @@ class SampleAverage(Solver[SampleState]):
     is that of all. It is done again as long as this helps; a problem of all samples comes at last.
 
     Where samples are few, that comes first. Where they are not in memory, subsets grow as far as
-    memory allows, corrections are from eight times the samples, then from eight times as many, and
-    `last`, a stochastic method, goes on. A run is judged whenever a subset's problem is solved, on
-    all samples or on minibatches that were held out, and ends as soon as the certificate holds.
+    memory allows, corrections are from eight to 64 times the samples, as many as the tolerance asks
+    for, and `last`, a stochastic method, goes on. A run is judged whenever a subset's problem is
+    solved, on all samples or on minibatches that were held out, and ends as soon as the certificate
+    holds.
 
     `solver` is the one for a problem with plain data, by default the one that `solve` takes. `key`
     decides on the subsets. Gradients are counted in those of a minibatch: one of all samples counts
@@ -154,6 +160,12 @@ class SampleAverage(Solver[SampleState]):
     @property
     def in_passing(self) -> bool:
         return self.subset is not None
+
+    @property
+    def provisional(self) -> bool:
+        """Of samples on the host, a subset is followed by a correction."""
+        subset = self.subset
+        return subset is not None and subset.stream is not None and not subset.times
 
     @property
     def each(self) -> Any:
@@ -225,12 +237,13 @@ class SampleAverage(Solver[SampleState]):
     def _task(self, task: Task) -> Task:
         """What is asked of the method here."""
         tolerance, relative = task.tolerance, task.relative
-        if self.subset is not None and self.subset.times:
+        noisy = self.subset is not None and self.subset.stream is not None
+        if self.subset is not None and self.subset.times and not noisy:
             tolerance = max(tolerance, CORRECTED_SHARE * float(self.subset.error))
-        elif self.subset is not None:
+        elif self.subset is not None and not self.subset.times:
             samples = int(self.each) * task.problem.data.batch
             relative = max(relative, SUBSET_SHARE / samples**0.5)
-        return Task(self.seen(task.problem), task.start, tolerance, relative)
+        return Task(self.seen(task.problem), task.start, tolerance, relative, noisy)
 
     # What is asked of it is in the prepared one, too.
 
@@ -363,19 +376,10 @@ def first_minibatches(source: Source, count: int, key: int) -> tuple[Any, Tree]:
     """The first minibatches of a source as one, and where a source on the host stands then."""
     if source.everything() is not None:
         return None, _drawn(source, count, key)
-    stream, batches = source.init(key), []
-    for _ in range(count):
-        stream, batch = _next(source, stream)
-        batches.append(batch)
-    return stream, jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *batches)
-
-
-def _next(source: Source, stream: Any) -> tuple[Any, Tree]:
-    """The next minibatch of a source on the host."""
-    if not bool(source.ready(stream)):
-        stream = source.refilled(stream)
-    stream, batch = source.draw(stream)
-    return stream, jax.tree.map(np.asarray, batch)
+    drawn = list(itertools.islice(on_host(source, source.init(key)), count))
+    batches = [batch for _, batch in drawn]
+    joined = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *batches)
+    return drawn[-1][0], joined
 
 
 @quick
@@ -394,10 +398,10 @@ def _corrected(task: Task, subset: Subset, total: int) -> tuple[Subset | None, i
     most = MOST_ON_HOST if known is None else MOST_CORRECTIONS
     if int(subset.times) == most or _constraints_vary(problem, subset.chunks, point):
         return None, 0
-    spent = subset.correction_batches(total)
     if known is not None:
-        exact = _slopes(known, point)
+        spent, exact = total, _slopes(known, point)
     else:
+        spent = _correction_batches(task, subset)
         stream, exact = _mean_slopes(problem, point, stream, spent)
     error, corrections = _corrections(problem.on(()), subset.chunks, point, exact)
     strikes = 0 if float(error) < SHRINKS * float(subset.error) else int(subset.strikes) + 1
@@ -417,14 +421,23 @@ def _corrected(task: Task, subset: Subset, total: int) -> tuple[Subset | None, i
 _slopes = quick(slopes)
 
 
+def _correction_batches(task: Task, subset: Subset) -> int:
+    """The minibatches whose mean slopes should be as exact as is asked for."""
+    most, own = subset.correction_batches(0), subset.most * subset.batches
+    if subset.most < FEW_CHUNKS:
+        return GROWTH * own
+    apart = deviation(task.problem.on(()), task.start, subset.chunks.samples)
+    wanted = subset.batches * (apart / (NOISE_SHARE * task.tolerance)) ** 2
+    return min(max(GROWTH * own, math.ceil(min(wanted, most))), most)
+
+
 def _mean_slopes(problem: Any, point: Point, stream: Any, count: int) -> tuple[Any, Tree]:
     """The mean of the slopes over the next minibatches of a source on the host."""
-    total = None
-    for _ in range(count):
-        stream, batch = _next(problem.data, stream)
+    total, after = None, stream
+    for after, batch in itertools.islice(on_host(problem.data, stream), count):  # noqa: B007
         found = _slopes(problem.on(batch), point)
         total = found if total is None else jax.tree.map(jnp.add, total, found)
-    return stream, trees.scale(1 / count, total)
+    return after, trees.scale(1 / count, total)
 
 
 @quick

@@ -1,0 +1,236 @@
+"""A certificate from many minibatches, of which none is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from bilevax import trees
+from bilevax.certificates.certificate import Certificate
+from bilevax.certificates.definition import Definition, definition_of, judge
+from bilevax.certificates.sampled import (
+    SampledCertificate,
+    estimation_cost,
+    largest_share,
+)
+from bilevax.data.source import HELD_OUT, on_host
+from bilevax.problems import Form, Point
+from bilevax.problems.tangents import tabulated, tangents
+from bilevax.programs import quick, steady
+from bilevax.trees import Tree
+
+# Minibatches are averaged in so many groups, whose means are compared with each other.
+GROUPS = 64
+# A group has at least so many minibatches: then its mean is close to normal.
+LEAST_IN_GROUP = 16
+# The share of what lines may be, below which they are foreseen before minibatches are asked; and
+# how often their number is doubled for that.
+MARGIN, MOST_DOUBLINGS = 0.9, 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Means:
+    """The tangents of all functions at a point, in the mean over each of `GROUPS` groups.
+
+    Leaves have the groups along a first axis.
+    """
+
+    tables: Tree
+    batches: int  # minibatches in all groups together
+
+    @property
+    def total(self) -> Tree:
+        return jax.tree.map(
+            lambda leaf: leaf.mean(axis=0, dtype=float).astype(leaf.dtype), self.tables
+        )
+
+
+_table = steady(tangents)
+
+
+def means(problem: Form, point: Point, batches: Iterator[Tree], count: int) -> Means:
+    """From the next `count` minibatches, or a few more. Each is read once and dropped."""
+    size = math.ceil(count / GROUPS)
+    groups = [_mean(problem, point, itertools.islice(batches, size)) for _ in range(GROUPS)]
+    return Means(jax.tree.map(lambda *leaves: np.stack(leaves), *groups), size * GROUPS)
+
+
+def _mean(problem: Form, point: Point, batches: Iterator[Tree]) -> Tree:
+    """Of some minibatches. The sum is in double precision, whatever the functions return."""
+    total, count, table = None, 0, None
+    for batch in batches:
+        table, count = jax.device_get(_table(problem.on(batch), point)), count + 1
+        seen = jax.tree.map(lambda leaf: np.asarray(leaf, float), table)
+        total = seen if total is None else jax.tree.map(np.add, total, seen)
+    return jax.tree.map(lambda leaf, like: (leaf / count).astype(like.dtype), total, table)
+
+
+def held_out_means(problem: Form, point: Point, count: int, key: int, skip: int = 0) -> Means:
+    """From minibatches of a stream of their own, without the first ones."""
+    source = problem.data.held_out(key)
+    stream = itertools.islice(on_host(source, source.init(HELD_OUT + key)), skip, None)
+    return means(problem, point, (batch for _, batch in stream), count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """How far the means of groups are apart: the deviations of each from the mean of all."""
+
+    gradient: Tree
+    value: np.ndarray
+
+    @classmethod
+    def of(cls, definition: Definition, problem: Form, point: Point, seen: Means) -> Spread:
+        parts = jax.device_get(_parts(definition, problem, point, seen.tables))
+        from_mean = lambda leaf: np.asarray(leaf, float) - np.mean(leaf, axis=0, dtype=float)
+        return cls(*jax.tree.map(from_mean, parts))
+
+    def flat(self, tree: Tree) -> np.ndarray:
+        """A row for each group."""
+        leaves = [leaf.reshape(len(self.value), -1) for leaf in jax.tree.leaves(tree)]
+        return np.concatenate(leaves, axis=1) if leaves else np.zeros((len(self.value), 0))
+
+
+@quick
+def _parts(definition: Definition, problem: Form, point: Point, tables: Tree) -> tuple[Tree, Tree]:
+    at = lambda table: definition.sampled_parts(tabulated(problem, table), point)
+    return jax.lax.map(at, tables)
+
+
+def normal_error(deviations: np.ndarray, alpha: float) -> float:
+    """What the mean of m normal vectors is off, at most, but for a share α of all draws.
+
+    With S the covariance of one of them, its error is normal with covariance S/m. Its norm is below
+    √(tr S/m) + √(2·ln(1/α)·λ/m), with λ the largest eigenvalue of S, but for a share α (the norm is
+    Lipschitz: Gaussian concentration). S is estimated from the same vectors; for that comes t/z.
+    """
+    m = len(deviations)
+    if deviations.shape[1] == 0:
+        return 0.0
+    gram = deviations @ deviations.T / (m - 1)
+    largest = float(np.linalg.eigvalsh(gram)[-1])
+    spread = math.sqrt(np.trace(gram) / m) + math.sqrt(2 * math.log(1 / alpha) * largest / m)
+    return estimation_cost(m, alpha) * spread
+
+
+def streamed_certificate(
+    problem: Form,
+    point: Point,
+    seen: Means,
+    allowances: dict[str, float],
+    confidence: float,
+    share: float = 1.0,
+    sizes: bool = False,
+) -> SampledCertificate:
+    """What the means over many minibatches say of the problem of all samples.
+
+    `allowances` are those for rounding of a certificate at the same point that has evaluated the
+    functions themselves: a table of their values has no rounding to show.
+    """
+    definition = definition_of(problem)
+    estimate = judge(tabulated(problem, seen.total), point, sizes=sizes)
+    estimate = definition.of_samples(problem, point, _rounded(estimate, allowances))
+    spread, lines = Spread.of(definition, problem, point, seen), estimate.lines()
+    own = definition.own_slopes(spread.gradient)
+    alpha = (1 - confidence) * share / (definition.statements() + len(own))
+    least = math.sqrt(definition.least_variance(problem, point) / seen.batches)
+    least *= 1 + math.sqrt(2 * math.log(1 / alpha))
+    error = lambda part: max(least, normal_error(spread.flat(part), alpha))
+    whole = error(spread.gradient)
+    slopes = {line: error(own[line]) if line in own else whole for line in lines}
+    value = normal_error(spread.value[:, None], alpha)
+    radii = {
+        line: definition.radii(problem, point, lines, slopes[line], value)[line] for line in lines
+    }
+    squares = [np.sum(spread.flat(part) ** 2, axis=1) for part in (spread.gradient, spread.value)]
+    middle = jax.device_get(_parts(definition, problem, point, _one(seen.total)))
+    of_means = [float(trees.norm(part)) for part in middle]
+    return SampledCertificate(
+        objective=estimate.objective,
+        estimate=estimate,
+        radii=radii,
+        confidence=confidence,
+        batches=seen.batches,
+        groups=GROUPS,
+        largest_share=max(largest_share(s, size) for s, size in zip(squares, of_means)),
+        sizes=estimate.sizes,
+        allowances=estimate.allowances,
+        breach=estimate.breach,
+    )
+
+
+def sufficient(
+    problem: Form,
+    point: Point,
+    batches: Tree,
+    certificate: SampledCertificate,
+    confidence: float,
+    share: float,
+    aims: dict[str, float],
+    most: int,
+) -> int:
+    """How many minibatches would show that a point's lines are below their aims; 0 if too many.
+
+    A guess from some minibatches and the certificate on these. The square of a distance on b of
+    them has its variance divided by b on top, so that less of it is left on more of them.
+    """
+    definition, lines = definition_of(problem), certificate.estimate.lines()
+    seen = Means(_tables(problem, point, batches), len(jax.tree.leaves(batches)[0]))
+    spread = Spread.of(definition, problem, point, seen)
+    own = definition.own_slopes(spread.gradient)
+    alpha = (1 - confidence) * share / (definition.statements() + len(own))
+    now = seen.batches
+    off = lambda part: math.sqrt(np.sum(spread.flat(part) ** 2) / (now - 1) / now)
+    parts = {line: own.get(line, spread.gradient) for line in lines}
+    slopes = {line: off(part) for line, part in parts.items()}
+    errors = {line: normal_error(spread.flat(part), alpha) for line, part in parts.items()}
+    value, value_error = off(spread.value), normal_error(spread.value[:, None], alpha)
+
+    def enough(count: int) -> bool:
+        less = math.sqrt(now / count)
+        for line, aim in aims.items():
+            by = lambda s, v, line=line: definition.radii(problem, point, lines, s, v)[line]
+            if line in own and by(slopes[line], 0.0) == slopes[line]:  # a distance
+                rest = max(lines[line] ** 2 - slopes[line] ** 2, 0.0)
+                there = math.sqrt(rest + (less * slopes[line]) ** 2)
+            else:
+                there = max(0.0, lines[line] - by(slopes[line], value))
+            if there + by(less * errors[line], less * value_error) > MARGIN * aim:
+                return False
+        return True
+
+    counts = (GROUPS * LEAST_IN_GROUP * 2**k for k in range(MOST_DOUBLINGS))
+    return next((c for c in counts if c <= most and enough(c)), 0)
+
+
+def deviation(problem: Form, point: Point, batches: Tree) -> float:
+    """√E‖g − E g‖², estimated, of the gradient g that lines are made of on one of these."""
+    seen = Means(_tables(problem, point, batches), len(jax.tree.leaves(batches)[0]))
+    spread = Spread.of(definition_of(problem), problem, point, seen)
+    return math.sqrt(np.sum(spread.flat(spread.gradient) ** 2) / (seen.batches - 1))
+
+
+@quick
+def _tables(problem: Form, point: Point, batches: Tree) -> Tree:
+    return jax.lax.map(lambda batch: tangents(problem.on(batch), point), batches)
+
+
+def _one(tree: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[None], tree)
+
+
+def _rounded(estimate: Certificate, allowances: dict[str, float]) -> Any:
+    """The certificate with at least these allowances in its lines."""
+    more = {
+        line: max(0.0, allowances.get(line, 0.0) - estimate.allowances.get(line, 0.0))
+        for line in estimate.lines()
+    }
+    lines = {line: value + more[line] for line, value in estimate.lines().items()}
+    allowed = {line: estimate.allowances.get(line, 0.0) + more[line] for line in lines}
+    return dataclasses.replace(estimate, **lines, allowances=allowed)
