@@ -3,10 +3,10 @@
     python benchmarks/out_of_memory.py --json benchmarks/results/out_of_memory.json
 
 Rows are generated as they are read, each epoch anew, and none is kept: half of them train the lower
-level, the other half, whose groups are shifted, are what the upper level's worst group is measured
-on. `bx.solve` has nothing set but the tolerance and the confidence. What it returns is then judged
-on fresh rows, by plain NumPy: the lines of ε-KKT without any radius. Peak memory is that of the
-whole process; rows are counted where they are made.
+level, the other half, whose labels are noisier and whose law has drifted a little, are what the
+upper level's worst group is measured on. `bx.solve` has nothing set but the tolerance and the
+confidence. What it returns is then judged on fresh rows, by plain NumPy: the lines of ε-KKT without
+any radius. Peak memory is that of the whole process; rows are counted where they are made.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ COUNTED = {"rows": 0}
 
 
 class Law:
-    """A logistic law for each group; those of validation rows are moved a little."""
+    """A logistic law for each group. That of validation rows is weaker, and moved a little."""
 
-    def __init__(self, seed: int, shift: float):
+    def __init__(self, seed: int, weaker: float, shift: float):
         rng = np.random.default_rng(seed)
         common = rng.normal(size=COLUMNS) / COLUMNS**0.5
         own = rng.normal(size=(GROUPS, COLUMNS)) / COLUMNS**0.5
         moved = rng.normal(size=(GROUPS, COLUMNS)) / COLUMNS**0.5
         self.train = common + 0.5 * own
-        self.held = self.train + shift * moved
+        self.held = weaker * self.train + shift * moved
 
     def rows(self, rng: np.random.Generator, count: int, weights: np.ndarray) -> dict[str, Any]:
         """Features times the label's sign, and one over its group's share in the group's column."""
@@ -90,7 +90,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--tolerance", type=float, default=1e-2)
     parser.add_argument("--confidence", type=float, default=0.99)
-    parser.add_argument("--shift", type=float, default=0.3)
+    parser.add_argument("--weaker", type=float, default=0.7, help="validation weights by training")
+    parser.add_argument("--shift", type=float, default=0.1, help="of validation weights")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--json", type=Path, help="write the results there")
     args = parser.parse_args()
@@ -107,7 +108,7 @@ def main() -> None:
 
 
 def measured(args: Any, seed: int) -> dict[str, Any]:
-    law = Law(seed, args.shift)
+    law = Law(seed, args.weaker, args.shift)
     half = args.rows // 2
     source = bx.data.Levels(
         law.source("held", args.batch, half, seed), law.source("train", args.batch, half, seed)

@@ -18,7 +18,7 @@ from jaxtyping import Array
 from bilevax import arguments, trees
 from bilevax.certificates.certificate import Certificate
 from bilevax.certificates.definition import Definition, definition_of
-from bilevax.data.source import HELD_OUT, on_host
+from bilevax.data.source import HELD_OUT
 from bilevax.problems import Form, Point
 from bilevax.programs import entries, quick
 from bilevax.trees import Tree
@@ -234,6 +234,6 @@ def batches_in_memory(problem: Form) -> int:
 def drawn_batches(problem: Form, count: int, key: int) -> Tree:
     """So many minibatches of the problem's source, stacked, on a stream of their own."""
     source = problem.data.held_out(key)
-    stream = on_host(source, source.init(HELD_OUT + key))
+    stream = source.batches(source.init(HELD_OUT + key))
     batches = [batch for _, batch in itertools.islice(stream, count)]
     return jax.tree.map(lambda *rows: jnp.stack(rows), *batches)

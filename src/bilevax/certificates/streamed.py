@@ -19,7 +19,7 @@ from bilevax.certificates.sampled import (
     estimation_cost,
     largest_share,
 )
-from bilevax.data.source import HELD_OUT, on_host
+from bilevax.data.source import HELD_OUT
 from bilevax.problems import Form, Point
 from bilevax.problems.tangents import tabulated, tangents
 from bilevax.programs import quick, steady
@@ -74,7 +74,7 @@ def _mean(problem: Form, point: Point, batches: Iterator[Tree]) -> Tree:
 def held_out_means(problem: Form, point: Point, count: int, key: int, skip: int = 0) -> Means:
     """From minibatches of a stream of their own, without the first ones."""
     source = problem.data.held_out(key)
-    stream = itertools.islice(on_host(source, source.init(HELD_OUT + key)), skip, None)
+    stream = itertools.islice(source.batches(source.init(HELD_OUT + key)), skip, None)
     return means(problem, point, (batch for _, batch in stream), count)
 
 
@@ -205,7 +205,7 @@ def sufficient(
                 return False
         return True
 
-    counts = (GROUPS * LEAST_IN_GROUP * 2**k for k in range(MOST_DOUBLINGS))
+    counts = (int(GROUPS * LEAST_IN_GROUP * 2 ** (k / 2)) for k in range(2 * MOST_DOUBLINGS))
     return next((c for c in counts if c <= most and enough(c)), 0)
 
 

@@ -127,6 +127,22 @@ class Host(Source[HostState]):
         cursor, epoch, fetched = (jnp.asarray(n, jnp.int32) for n in (missing, *position))
         return HostState(buffer, cursor, epoch, fetched, state.drawn)
 
+    def batches(self, state: HostState) -> Iterator[tuple[HostState, Tree]]:
+        """Those that the state holds, and then as they are read: no device has them in between."""
+        for at in range(int(state.cursor), self.buffer):
+            batch = jax.tree.map(lambda b, at=at: np.asarray(b[at]), state.buffer)
+            state = dataclasses.replace(
+                state, cursor=jnp.asarray(at + 1, jnp.int32), drawn=state.drawn + self.batch
+            )
+            yield state, batch
+        shapes = jax.tree.map(lambda b: jax.ShapeDtypeStruct(b.shape[1:], b.dtype), state.buffer)
+        drawn, position = int(state.drawn), (int(state.epoch), int(state.fetched))
+        while True:
+            (batch,), position = self.reader.take(position, 1, shapes)
+            drawn += self.batch
+            epoch, fetched = (jnp.asarray(n, jnp.int32) for n in position)
+            yield HostState(state.buffer, state.cursor, epoch, fetched, jnp.asarray(drawn)), batch
+
     def held_out(self, key: int) -> Host:
         if self.others is None:
             raise ValueError(

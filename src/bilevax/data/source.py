@@ -47,6 +47,15 @@ class Source(eqx.Module, Generic[State]):
         """On the host: the same position of the stream, with as many batches as the state holds."""
         return state
 
+    def batches(self, state: State) -> Iterator[tuple[State, Tree]]:
+        """On the host: minibatch after minibatch as NumPy arrays, each with the state after it."""
+        draw = eqx.filter_jit(self.draw)
+        while True:
+            if not bool(self.ready(state)):
+                state = self.refilled(state)
+            state, batch = draw(state)
+            yield state, jax.tree.map(np.asarray, batch)
+
     def everything(self) -> Tree | None:
         """All samples as one batch; None if they are not in memory."""
         return None
@@ -112,6 +121,11 @@ class Levels(Source[LevelsState]):
     def refilled(self, state: LevelsState) -> LevelsState:
         return LevelsState(self.upper.refilled(state.upper), self.lower.refilled(state.lower))
 
+    def batches(self, state: LevelsState) -> Iterator[tuple[LevelsState, LevelBatch]]:
+        both = zip(self.upper.batches(state.upper), self.lower.batches(state.lower))
+        for (above, upper), (below, lower) in both:
+            yield LevelsState(above, below), LevelBatch(upper, lower)
+
     def held_out(self, key: int) -> Levels:
         return Levels(self.upper.held_out(key), self.lower.held_out(key))
 
@@ -125,16 +139,6 @@ def minibatches(source: Source) -> float:
     batch = jax.eval_shape(lambda: source.draw(source.init(0))[1])
     size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
     return size(source.everything()) / max(size(batch), 1)
-
-
-def on_host(source: Source, state: Any) -> Iterator[tuple[Any, Tree]]:
-    """Minibatch after minibatch as NumPy arrays, each with the state after it."""
-    draw = eqx.filter_jit(source.draw)
-    while True:
-        if not bool(source.ready(state)):
-            state = source.refilled(state)
-        state, batch = draw(state)
-        yield state, jax.tree.map(np.asarray, batch)
 
 
 def as_key(key: Any) -> Array:

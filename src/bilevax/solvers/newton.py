@@ -84,8 +84,9 @@ FOLLOWING, KICKED = 12, 0.03
 READY, SHRINK = 0.3, 0.25
 # That of the gap, unless rounding stands above it, and the most: x is off by 1/ρ, the gap by 1/ρ².
 READY_GAP, MOST_READY_GAP = 1e-3, 0.1
-# Where ρ shall be small, the gap may be the first share of the target, and residuals the second.
-LOOSE_GAP, CLOSE = 0.3, 0.03
+# Where ρ shall be small, the gap may be the first share of the target, and the residual of the other
+# blocks is settled at the second.
+LOOSE_GAP, CLOSE = 0.5, 0.03
 
 
 class NewtonState(eqx.Module):
@@ -363,12 +364,11 @@ def _seen(problem: BilevelProblem, s: NewtonState, force: Array, least_rho: bool
         inside = jnp.where(x1, s.iterate, inside)
     (gap, size), value = penalised.gap(s.iterate), penalised.value(inside)
     aim, gap_aim = s.target + s.relative * force, s.target + s.relative * size
-    aim = CLOSE / READY * aim if least_rho else aim
     enough = jnp.maximum(READY * aim, ENOUGH * jnp.minimum(force, s.rho * gap))
     if s.tau is not None:
         enough = jnp.where(s.tau > 0, jnp.maximum(enough, s.loose * force), enough)
     settled = jnp.minimum(SETTLED * of_x1, SETTLED_FORCE * force)
-    settled = others <= jnp.maximum(SETTLED_TARGET * aim, settled)
+    settled = others <= jnp.maximum((CLOSE if least_rho else SETTLED_TARGET) * aim, settled)
     followed = (of_x1 <= enough) & (others <= enough)
     over = jnp.where(s.phase == FOLLOW, followed, settled) & (s.phase != MOVE)
     eps = float(jnp.finfo(value.dtype).eps)

@@ -19,7 +19,7 @@ from bilevax.arguments import whole
 from bilevax.certificates import judge
 from bilevax.certificates.streamed import deviation
 from bilevax.data import Source
-from bilevax.data.source import minibatches, on_host
+from bilevax.data.source import minibatches
 from bilevax.problems import Form, Point
 from bilevax.problems.means import (
     Chunks,
@@ -47,14 +47,16 @@ SUBSET_SHARE = 0.3
 # All samples are taken at once if they have at most so many numbers.
 FEW_NUMBERS = 1 << 22
 # A subset of what is not in memory has at most so many numbers and minibatches.
-MOST_NUMBERS, MOST_BATCHES = 1 << 22, 10_000
+MOST_NUMBERS, MOST_BATCHES = 1 << 24, 10_000
 # The slopes of a subset are corrected at most so often, and until what they are off has not fallen
 # to this share so many times in turn. The problem is then solved up to the last share of it.
 MOST_CORRECTIONS, SHRINKS, PATIENCE, CORRECTED_SHARE = 12, 0.5, 2, 0.003
-# The same for samples that are not in memory: from between eight and 64 times the subset, so many
-# that their slopes should be off by at most this share of the tolerance, by what the deviations of
-# so many chunks or more say.
-MOST_ON_HOST, NOISE_SHARE, FEW_CHUNKS = 2, 0.2, 8
+# The same for samples that are not in memory. A first correction is from eight times the subset,
+# the next ones from at most so many times it: so many that their slopes should be off by this share
+# of the tolerance, by what the deviations of so many chunks or more say.
+MOST_ON_HOST, LARGEST_CORRECTION, NOISE_SHARE, FEW_CHUNKS = 3, 32, 0.25, 8
+# No long look pays before so many corrections.
+ROUGH = 2
 
 NOTHING = np.zeros((), int)
 
@@ -96,7 +98,7 @@ class Subset(eqx.Module):
         so many times as the subset has."""
         if self.stream is None:
             return total
-        return GROWTH**2 * self.most * self.batches
+        return LARGEST_CORRECTION * self.most * self.batches
 
     def grown(self) -> Subset | None:
         """With more of its chunks in use."""
@@ -121,7 +123,7 @@ class SampleAverage(Solver[SampleState]):
     is that of all. It is done again as long as this helps; a problem of all samples comes at last.
 
     Where samples are few, that comes first. Where they are not in memory, subsets grow as far as
-    memory allows, corrections are from eight to 64 times the samples, as many as the tolerance asks
+    memory allows, corrections are from eight to 32 times the samples, as many as the tolerance asks
     for, and `last`, a stochastic method, goes on. A run is judged whenever a subset's problem is
     solved, on all samples or on minibatches that were held out, and ends as soon as the certificate
     holds.
@@ -163,9 +165,9 @@ class SampleAverage(Solver[SampleState]):
 
     @property
     def provisional(self) -> bool:
-        """Of samples on the host, a subset is followed by a correction."""
+        """Of samples on the host, a subset is followed by corrections."""
         subset = self.subset
-        return subset is not None and subset.stream is not None and not subset.times
+        return subset is not None and subset.stream is not None and int(subset.times) < ROUGH
 
     @property
     def each(self) -> Any:
@@ -376,10 +378,10 @@ def first_minibatches(source: Source, count: int, key: int) -> tuple[Any, Tree]:
     """The first minibatches of a source as one, and where a source on the host stands then."""
     if source.everything() is not None:
         return None, _drawn(source, count, key)
-    drawn = list(itertools.islice(on_host(source, source.init(key)), count))
-    batches = [batch for _, batch in drawn]
-    joined = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *batches)
-    return drawn[-1][0], joined
+    after, batches = source.init(key), []
+    for after, batch in itertools.islice(source.batches(after), count):  # noqa: B007, B020
+        batches.append(batch)
+    return after, jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *batches)
 
 
 @quick
@@ -424,7 +426,7 @@ _slopes = quick(slopes)
 def _correction_batches(task: Task, subset: Subset) -> int:
     """The minibatches whose mean slopes should be as exact as is asked for."""
     most, own = subset.correction_batches(0), subset.most * subset.batches
-    if subset.most < FEW_CHUNKS:
+    if subset.most < FEW_CHUNKS or not subset.times:
         return GROWTH * own
     apart = deviation(task.problem.on(()), task.start, subset.chunks.samples)
     wanted = subset.batches * (apart / (NOISE_SHARE * task.tolerance)) ** 2
@@ -434,7 +436,7 @@ def _correction_batches(task: Task, subset: Subset) -> int:
 def _mean_slopes(problem: Any, point: Point, stream: Any, count: int) -> tuple[Any, Tree]:
     """The mean of the slopes over the next minibatches of a source on the host."""
     total, after = None, stream
-    for after, batch in itertools.islice(on_host(problem.data, stream), count):  # noqa: B007
+    for after, batch in itertools.islice(problem.data.batches(stream), count):  # noqa: B007
         found = _slopes(problem.on(batch), point)
         total = found if total is None else jax.tree.map(jnp.add, total, found)
     return after, trees.scale(1 / count, total)
