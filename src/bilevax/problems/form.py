@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -124,13 +125,18 @@ class Form(eqx.Module):
         everything = self.data.everything()
         return None if everything is None else self.on(everything)
 
-    def reference(self) -> Self:
-        """The problem to measure constants on: with all samples, or else a first minibatch."""
+    def reference(self, batches: int = 1) -> Self:
+        """The problem to measure constants on: with all samples, or else the first minibatches."""
         known = self.complete()
         if known is not None:
             return known
-        stream = self.data.refilled(self.data.init(0))
-        return self.on(self.data.draw(stream)[1])
+        stream, drawn = self.data.refilled(self.data.init(0)), []
+        for _ in range(batches):
+            if not bool(self.data.ready(stream)):
+                stream = self.data.refilled(stream)
+            stream, batch = self.data.draw(stream)
+            drawn.append(batch)
+        return self.on(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *drawn))
 
     def first_stream(self, key: Any) -> Any:
         """Where the source begins for a key; None without a source."""

@@ -154,6 +154,14 @@ class Reformulated(Solver[ReformulatedState]):
         return Form
 
     @property
+    def takes_samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.takes_samples
+
+    @property
+    def draws_per_step(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.draws_per_step
+
+    @property
     def part(self) -> Solver:
         return self.inner.part
 
@@ -247,6 +255,12 @@ class Reformulated(Solver[ReformulatedState]):
         own = state.reformulation.signals(self._inner_output(problem, state))
         seen = state.reformulation.problem(problem)
         return own, self.inner.signals(seen, state.inner)
+
+    def stream(self, state: ReformulatedState) -> Any:
+        return self.inner.stream(state.inner)
+
+    def with_stream(self, state: ReformulatedState, stream: Any) -> ReformulatedState:
+        return dataclasses.replace(state, inner=self.inner.with_stream(state.inner, stream))
 
 
 @quick
