@@ -117,6 +117,9 @@ class Sequence(Solver[Any]):
     def output(self, problem: Any, state: Any) -> Point:
         return self._now.output(problem, state)
 
+    def output_index(self, state: Any) -> Any:
+        return self._now.output_index(state)
+
     def signals(self, problem: Any, state: Any) -> Tree:
         return self._now.signals(problem, state)
 
@@ -250,6 +253,9 @@ class Reformulated(Solver[ReformulatedState]):
 
     def output(self, problem: Any, state: ReformulatedState) -> Point:
         return state.reformulation.stated_point(self._inner_output(problem, state))
+
+    def output_index(self, state: ReformulatedState) -> Any:
+        return self.inner.output_index(state.inner)
 
     def signals(self, problem: Any, state: ReformulatedState) -> Tree:
         own = state.reformulation.signals(self._inner_output(problem, state))
