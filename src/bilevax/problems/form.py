@@ -40,7 +40,8 @@ class Form(eqx.Module):
 
     What a form needs from the layers below it is registered (`register`): the `definition` of a
     certificate, the `solver` that `solve` takes by default (a function of the problem), and perhaps
-    a `reformulation` for solvers of another form.
+    a `reformulation` for solvers of another form, and a `polisher`, a function of ρ that gives the
+    method by which `polish` seeks, if it is another.
     """
 
     blocks: ClassVar[tuple[str, ...]] = ()
@@ -193,8 +194,8 @@ _REGISTERED: dict[type[Form], dict[str, Any]] = {}
 
 
 def register(form: type[Form], **services: Any) -> None:
-    """Say what a form needs from the layers below: `definition`, `solver`, `reformulation`."""
-    known = ("definition", "solver", "reformulation")
+    """Say what a form needs from the layers below, by the names in `Form`."""
+    known = ("definition", "solver", "polisher", "reformulation")
     for name in services:
         if name not in known:
             raise TypeError(f"register: {name} must be one of {', '.join(known)}")
