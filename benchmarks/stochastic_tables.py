@@ -45,8 +45,8 @@ by a deterministic method: means over {record["keys"]} keys, and the largest; {m
 is for the instance; {most["default"]} of {len(record["default"])} reach the target. Its ρ is larger
 (about 50), which brings x nearer to the optimum and magnifies what the rows are off. `scale`
 multiplies the lower level, rows and noise: the same bilevel problem, with a lower level that weighs
-more against an absolute 0.1. The last column is what x is worth with the lower level's exact answer,
-less the exact optimum, in the median. `{record["command"]}`
+more against an absolute 0.1. The last column is what x is worth with the lower level's exact
+answer, less the exact optimum, in the median. `{record["command"]}`
 
 {table(header, rows)}
 """
