@@ -525,15 +525,6 @@ def test_what_does_not_take_minibatches_says_so():
         bx.solve(
             instance.problem, instance.start, solver=bx.PenaltyMethod(outer=bx.ProximalPoint())
         )
-    constrained = bx.ConstrainedBilevelProblem(
-        lambda x, y, d: jnp.sum(x * y),
-        lambda x, y, d: jnp.sum(y**2) + jnp.mean(d),
-        x=terms.Box(-1.0, 1.0),
-        y=terms.Box(-1.0, 1.0),
-        data=bx.data.Host(lambda e: np.random.default_rng(e).normal(size=(9, 3)), batch=3),
-    )
-    with pytest.raises(TypeError, match="all samples in memory"):
-        bx.solve(constrained, bx.Point(x=jnp.zeros(1), y=jnp.zeros(1)), progress=False)
     plain = get("unique_saddle")
     with pytest.raises(ValueError, match="batches"):
         bx.certify(plain.problem, plain.point, batches=10)

@@ -201,14 +201,17 @@ def _weights(multipliers: tuple[Tree, Tree], values: tuple[Tree, Tree]) -> tuple
     √(Σ|λ|·Σ|λᵢ|dᵢ²), by Cauchy and Schwarz. So the length of d times these weights bounds both.
     """
     sizes = jax.tree.map(jnp.abs, multipliers)
-    total = sum((jnp.sum(leaf) for leaf in jax.tree.leaves(sizes)), jnp.zeros(()))
+    sums = [jnp.sum(leaf) for leaf in jax.tree.leaves(sizes)]
+
+    def weight(size: Array) -> Array:
+        return jnp.sqrt(jnp.maximum(1, size * sum(s.astype(size.dtype) for s in sums)))
 
     def each(size: Tree, value: Tree) -> Tree:
         if size is None:
             return jax.tree.map(jnp.ones_like, value)
-        return jax.tree.map(lambda s: jnp.sqrt(jnp.maximum(1, s * total.astype(s.dtype))), size)
+        return jax.tree.map(weight, size)
 
-    return tuple(each(*pair) for pair in zip(sizes, values))  # pyright: ignore[reportReturnType]
+    return each(sizes[0], values[0]), each(sizes[1], values[1])
 
 
 class ConstrainedKKT(Definition):
@@ -399,9 +402,7 @@ class ConstrainedKKT(Definition):
         fits = (low <= trifle) & (high <= trifle)
         return Answer(Point(x=x, y=y), jnp.where(fits, objective, jnp.inf))
 
-    def sampled_parts(
-        self, problem: ConstrainedBilevelProblem, point: Point
-    ) -> tuple[Tree, Array]:
+    def sampled_parts(self, problem: ConstrainedBilevelProblem, point: Point) -> tuple[Tree, Array]:
         """The slopes of the lines, and the values: the gap's, and each constraint's, weighed.
 
         The slopes are those of `stationarity` in x and in y, and ρ times that of the Lagrangian at
@@ -412,7 +413,8 @@ class ConstrainedKKT(Definition):
         dtype = trees.dtype_of((point.x, point.y))
         rho = jnp.asarray(point.rho, dtype)
         e = _evaluation(problem, m, rho, point)
-        slopes = (trees.axpy(-rho, e.below[0], e.above[0]), e.above[1], trees.scale(rho, e.below[1]))
+        of_x = trees.axpy(-rho, e.below[0], e.above[0])
+        slopes = (of_x, e.above[1], trees.scale(rho, e.below[1]))
         pairs = (
             ((m.lam, m.nu), e.at_y),
             ((m.lam_bar, m.nu_bar), e.at_z),
