@@ -73,6 +73,7 @@ bench: .venv/dev
 	for part in epsilon size exact; do $(BIN)/bilevax bench growth --parts $$part --json benchmarks/results/growth_$$part.json --plot benchmarks/results/growth_$$part.png || exit 1; done
 	$(BIN)/python benchmarks/inner.py --json benchmarks/results/inner.json
 	$(BIN)/python benchmarks/stochastic.py --json benchmarks/results/stochastic.json --plot benchmarks/results/stochastic.png
+	$(BIN)/python benchmarks/stochastic_constrained.py --json benchmarks/results/stochastic_constrained.json
 	$(BIN)/python benchmarks/coverage.py --json benchmarks/results/coverage.json
 	$(BIN)/python benchmarks/sapd_overhead.py --json benchmarks/results/sapd_overhead.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/robust.py --json benchmarks/results/robust.json

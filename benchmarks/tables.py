@@ -11,7 +11,13 @@ from typing import Any
 
 from deep_tables import deep_cost, deep_dominoes, deep_variants
 from robust_tables import robust, robust_large
-from stochastic_tables import coverage, minibatches, sapd_overhead, stochastic
+from stochastic_tables import (
+    coverage,
+    minibatches,
+    sapd_overhead,
+    stochastic,
+    stochastic_constrained,
+)
 from table_text import HERE, read, table
 
 QUARTILES = ("least", "quarter", "median", "three_quarters", "worst")
@@ -763,6 +769,7 @@ within one run do. Every number below is read from `results/` by `tables.py`.
         accelerator,
         many,
         stochastic,
+        stochastic_constrained,
         minibatches,
         coverage,
         sapd_overhead,

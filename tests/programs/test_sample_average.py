@@ -209,19 +209,6 @@ def test_what_the_first_subset_chooses_holds_for_all(grows, tmp_path):
     np.testing.assert_array_equal(again.point.x1, whole.point.x1)
 
 
-def test_a_stochastic_method_of_a_constrained_problem_is_refused():
-    constrained = bx.ConstrainedBilevelProblem(
-        lambda x, y, d: jnp.sum((x - y) ** 2),
-        lambda x, y, d: jnp.sum(y**2) * jnp.mean(d["a"]),
-        x=Box(-1.0, 1.0),
-        y=Box(-1.0, 1.0),
-        data=bx.data.Arrays({"a": np.ones(64)}, batch=8),
-    )
-    begin = bx.Point(x=jnp.zeros(1), y=jnp.zeros(1))
-    with pytest.raises(TypeError, match="PenaltyMethod takes all data at once"):
-        bx.solve(constrained, begin, solver=bx.PenaltyMethod(), progress=False)
-
-
 def test_it_refuses_plain_data_and_what_is_no_solver():
     with pytest.raises(ValueError, match="source of minibatches"):
         bx.solve(problem(rows()), start(), solver=bx.SampleAverage(), progress=False)

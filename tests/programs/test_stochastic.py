@@ -15,6 +15,7 @@ from bilevax.certificates.sampled import RUN_KEYS as RUNS
 from bilevax.data.host import EPOCHS_APART
 from bilevax.data.source import HELD_OUT
 from bilevax.problems.deviation import biased
+from bilevax.solvers.sampled_extragradient import SampledExtraGradient
 from instances import get, noisy
 
 
@@ -99,12 +100,44 @@ def test_every_iterate_is_as_likely_the_answer():
     def answer(key):
         mine = eqx.tree_at(lambda s: s.key, solver, key)
         state = mine.advance(problem, mine.init(problem, start), jnp.asarray(1000))
-        return mine.output(problem, state).x[0]
+        return mine.output(problem, state).x[0], mine.output_index(state)
 
-    seen = np.round(np.asarray(answer(jnp.arange(4000)))).astype(int)
+    seen, index = (np.asarray(a) for a in answer(jnp.arange(4000)))
+    seen = np.round(seen).astype(int)
+    np.testing.assert_array_equal(seen, index)
     counts = np.bincount(seen, minlength=K + 1)
     assert counts[0] == 0
     assert np.sum((counts[1:] - 800) ** 2 / 800) < 18.5  # χ² with 4 degrees: 1 in 1000 is above
+
+
+def test_the_random_answer_is_the_iterate_that_its_index_names():
+    """x ← x − τ·(x − mean(d)) with a new minibatch each; the iterates are those of NumPy."""
+    xi = np.random.default_rng(0).normal(size=(64, 1))
+    problem = bx.MinimaxProblem(
+        lambda x, y, d: jnp.sum(x**2 / 2 - jnp.mean(d) * x - y**2 / 2),
+        terms.Box(-9.0, 9.0),
+        terms.Box(-1.0, 1.0),
+        data=bx.data.Arrays(xi, batch=4),
+    )
+    start, tau, K = bx.Point(x=jnp.full(1, 5.0), y=jnp.zeros(1)), 0.05, 40
+    inner = bx.SAPD(iterations=1, tau=tau, sigma=tau, theta=0.0)
+    indices = set()
+    for key in (1, 2, 3):
+        solver = bx.StochasticProximalPoint(
+            iterations=K, smoothness=1.0, y_weight=1.0, key=key, inner=inner
+        )
+        found = bx.solve(problem, start, solver=solver, tolerance=1e-7, progress=False)
+        stream, draw = problem.data.init(jax.random.key(key)), eqx.filter_jit(problem.data.draw)
+        iterates = [5.0]
+        for _ in range(K):
+            stream, _ = draw(stream)  # for y
+            stream, batch = draw(stream)
+            x = iterates[-1]
+            iterates.append(x - tau * (x - np.mean(np.asarray(batch))))
+        assert 1 <= found.output_index <= K
+        np.testing.assert_allclose(found.output.x[0], iterates[found.output_index], atol=1e-12)
+        indices.add(found.output_index)
+    assert len(indices) > 1
 
 
 @pytest.mark.long  # as are two keys of two problems; the default is short, below
@@ -203,11 +236,77 @@ def test_data_from_the_host_is_solved_certified_by_samples_and_resumed(tmp_path)
     whole = run(host_problem(epoch), max_gradients=400)
     assert isinstance(whole.certificate, bx.SampledCertificate)
     file = tmp_path / "host.state"
-    run(host_problem(epoch), max_gradients=170, checkpoint=file)
-    again = run(host_problem(epoch), max_gradients=400, resume=file)
-    a, b = (s.state.solver_state.outer.inner for s in (whole, again))
-    np.testing.assert_array_equal(a.x[0], b.x[0])
-    np.testing.assert_array_equal(a.y[1], b.y[1])
+    started = int(whole.state.solver_state.starter.gradients)
+    assert 1 < started < 170
+    for cut in (started - 1, 170):  # in the start phase, and after it
+        run(host_problem(epoch), max_gradients=cut, checkpoint=file)
+        again = run(host_problem(epoch), max_gradients=400, resume=file)
+        a, b = (s.state.solver_state.outer.inner for s in (whole, again))
+        np.testing.assert_array_equal(a.x[0], b.x[0])
+        np.testing.assert_array_equal(a.y[1], b.y[1])
+
+
+GAME = np.array([[3.0, -1.0, 0.0], [-2.0, 1.0, 0.5]])
+
+
+def gap_of_game(w):
+    """max over the columns less min over the rows, for mixed strategies w = (y1, y2)."""
+    return np.max(w[..., :2] @ GAME, axis=-1) - np.min(w[..., 2:] @ GAME.T, axis=-1)
+
+
+def test_the_start_from_samples_has_the_gap_in_expectation():
+    """A matrix game whose entries have noise: over 40 keys the mean of the gap is at most ε."""
+    rows = GAME + np.random.default_rng(0).normal(size=(4000, 2, 3))
+    rows += GAME - rows.mean(axis=0)
+    game = bx.MinimaxProblem(
+        lambda y1, y2, d: jnp.dot(y1, jnp.dot(jnp.mean(d, axis=0), y2)),
+        terms.Simplex(),
+        terms.Simplex(),
+        data=bx.data.Arrays(rows, batch=4),
+    )
+    start = bx.Point(x=jnp.asarray([1.0, 0.0]), y=jnp.asarray([1.0, 0.0, 0.0]))
+    solver = SampledExtraGradient(tolerance=0.3).prepare(game, start, 1.0)
+
+    @eqx.filter_jit
+    @jax.vmap
+    def found(key):
+        mine = eqx.tree_at(lambda s: s.key, solver, key)
+        state = mine.advance(game, mine.init(game, start), jnp.asarray(100_000))
+        return state.average, state.accepted, state.gradients, state.stream.drawn
+
+    average, accepted, gradients, drawn = (np.asarray(a) for a in found(jnp.arange(40)))
+    assert gap_of_game(np.asarray([1.0, 0.0, 1.0, 0.0, 0.0])) > 4  # where it begins
+    assert np.all(accepted)
+    assert np.mean(gap_of_game(average)) <= 0.3
+    np.testing.assert_array_equal(drawn, 4 * gradients)
+
+
+def test_data_from_the_host_have_a_start_phase():
+    """Every minibatch that is read is a gradient, and the outer method begins where it ends."""
+
+    def games(number):
+        rng = np.random.default_rng(number)
+        yield from GAME + 0.3 * rng.normal(size=(100, 4, 2, 3))
+
+    problem = bx.BilevelProblem(
+        lambda x1, x2, y1, y2, d: jnp.sum(x1**2) + jnp.dot(x1, y1),
+        lambda x1, y1, y2, d: jnp.dot(y1, jnp.dot(jnp.mean(d, axis=0), y2)),
+        x1=terms.Box(-1.0, 1.0),
+        y1=terms.Simplex(),
+        y2=terms.Simplex(),
+        data=bx.data.Host(games, batch=4, buffer=64),
+    )
+    start = bx.Point(x1=jnp.zeros(2), y1=jnp.asarray([1.0, 0.0]), y2=jnp.asarray([1.0, 0.0, 0.0]))
+    inner = bx.SAPD(iterations=3, tau=1e-9, sigma=1e-9, theta=0.0)
+    outer = bx.StochasticProximalPoint(iterations=4, returns="last", inner=inner)
+    solver = bx.PenaltyMethod(epsilon=0.3, outer=outer)
+    found = bx.solve(problem, start, solver=solver, tolerance=1e-6, progress=False)
+    state = found.state.solver_state
+    assert not bool(state.starting)
+    assert found.gradients == int(state.starter.gradients) + 2 * 4 * 3
+    assert int(state.outer.inner.stream.drawn) == 4 * found.gradients
+    w = np.concatenate([found.output.y1, found.output.y2])  # which tiny steps do not move
+    assert gap_of_game(w) <= 0.3
 
 
 def test_broken_data_is_named_and_what_was_written_stays(tmp_path):
@@ -220,7 +319,8 @@ def test_broken_data_is_named_and_what_was_written_stays(tmp_path):
             yield batch
 
     start, file = noisy("unique_saddle", deviation=0.3).start, tmp_path / "kept.state"
-    options = {"tolerance": 1e-6, "progress": False, "checkpoint": file, "solver": method()}
+    solver = dataclasses.replace(method(), starter=None)
+    options = {"tolerance": 1e-6, "progress": False, "checkpoint": file, "solver": solver}
     with pytest.raises(bx.data.DataError, match="epoch 2") as error:
         bx.solve(host_problem(make), start, max_gradients=400, **options)
     assert (error.value.batch, error.value.index) == (30, 5)
@@ -425,15 +525,6 @@ def test_what_does_not_take_minibatches_says_so():
         bx.solve(
             instance.problem, instance.start, solver=bx.PenaltyMethod(outer=bx.ProximalPoint())
         )
-    constrained = bx.ConstrainedBilevelProblem(
-        lambda x, y, d: jnp.sum(x * y),
-        lambda x, y, d: jnp.sum(y**2) + jnp.mean(d),
-        x=terms.Box(-1.0, 1.0),
-        y=terms.Box(-1.0, 1.0),
-        data=bx.data.Host(lambda e: np.random.default_rng(e).normal(size=(9, 3)), batch=3),
-    )
-    with pytest.raises(TypeError, match="all samples in memory"):
-        bx.solve(constrained, bx.Point(x=jnp.zeros(1), y=jnp.zeros(1)), progress=False)
     plain = get("unique_saddle")
     with pytest.raises(ValueError, match="batches"):
         bx.certify(plain.problem, plain.point, batches=10)

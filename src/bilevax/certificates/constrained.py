@@ -18,7 +18,13 @@ from bilevax.certificates.breaches import STRONG, Claim
 from bilevax.certificates.certificate import Certificate, compared_within, line, strong_convexity
 from bilevax.certificates.constrained_witnesses import constrained_witnesses, lower_solution
 from bilevax.certificates.definition import Definition, bounded, term_values
-from bilevax.certificates.gap import footing, grounded_excess, lower_ground
+from bilevax.certificates.gap import (
+    footing,
+    grounded_excess,
+    lower_ground,
+    sampled_change,
+    sampled_footing,
+)
 from bilevax.certificates.lagrangians import lower_lagrangian, weighed
 from bilevax.certificates.rounding import FEW, rounding
 from bilevax.problems import ConstrainedBilevelProblem, Multipliers, Point, register
@@ -31,6 +37,9 @@ LINES = (
     *("stationarity", "response_z", "feasibility_z", "complementarity_z", "lower_gap"),
     *("feasibility", "complementarity", "upper_feasibility", "upper_complementarity"),
 )
+# Those that the constraints of a level alone decide on.
+OF_LOWER = ("feasibility_z", "complementarity_z", "feasibility", "complementarity")
+OF_OWN = ("upper_feasibility", "upper_complementarity")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +192,26 @@ def _signs_hold(m: Multipliers) -> Array:
     """Whether no multiplier of an inequality is negative."""
     signs = [jnp.all(leaf >= 0) for leaf in jax.tree.leaves((m.lam, m.lam_bar, m.upper_lam))]
     return jnp.all(jnp.stack([jnp.asarray(True), *signs]))
+
+
+def _weights(multipliers: tuple[Tree, Tree], values: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    """√max(1, |λᵢ|·Σ|λ|) for each constraint: 1 where it has no multiplier.
+
+    With c off by d, ‖[c]₊‖ and ‖e‖ change by ‖d‖ at most, and Σ|λᵢcᵢ| by Σ|λᵢdᵢ| ≤
+    √(Σ|λ|·Σ|λᵢ|dᵢ²), by Cauchy and Schwarz. So the length of d times these weights bounds both.
+    """
+    sizes = jax.tree.map(jnp.abs, multipliers)
+    sums = [jnp.sum(leaf) for leaf in jax.tree.leaves(sizes)]
+
+    def weight(size: Array) -> Array:
+        return jnp.sqrt(jnp.maximum(1, size * sum(s.astype(size.dtype) for s in sums)))
+
+    def each(size: Tree, value: Tree) -> Tree:
+        if size is None:
+            return jax.tree.map(jnp.ones_like, value)
+        return jax.tree.map(weight, size)
+
+    return each(sizes[0], values[0]), each(sizes[1], values[1])
 
 
 class ConstrainedKKT(Definition):
@@ -372,6 +401,67 @@ class ConstrainedKKT(Definition):
         trifle = TRIFLE * epsilon
         fits = (low <= trifle) & (high <= trifle)
         return Answer(Point(x=x, y=y), jnp.where(fits, objective, jnp.inf))
+
+    def sampled_parts(self, problem: ConstrainedBilevelProblem, point: Point) -> tuple[Tree, Array]:
+        """The slopes of the lines, and the values: the gap's, and each constraint's, weighed.
+
+        The slopes are those of `stationarity` in x and in y, and ρ times that of the Lagrangian at
+        (λ̄, ν̄) in z. The values are g(x, y) − (g + λ̄ᵀc + ν̄ᵀe)(x, z), and what the constraints are
+        at (x, y) and at (x, z), times `_weights`: all in one vector, whose error no line exceeds.
+        """
+        m = Multipliers() if point.multipliers is None else point.multipliers
+        dtype = trees.dtype_of((point.x, point.y))
+        rho = jnp.asarray(point.rho, dtype)
+        e = _evaluation(problem, m, rho, point)
+        of_x = trees.axpy(-rho, e.below[0], e.above[0])
+        slopes = (of_x, e.above[1], trees.scale(rho, e.below[1]))
+        pairs = (
+            ((m.lam, m.nu), e.at_y),
+            ((m.lam_bar, m.nu_bar), e.at_z),
+            ((m.upper_lam, m.upper_nu), e.own),
+        )
+        weighed = [jax.tree.map(jnp.multiply, _weights(*pair), pair[1]) for pair in pairs]
+        flat = [jnp.ravel(leaf).astype(dtype) for leaf in jax.tree.leaves(weighed)]
+        return slopes, jnp.concatenate([jnp.ravel(e.lower - e.dual), *flat])
+
+    def statements(self) -> int:
+        return 2
+
+    def radii(
+        self,
+        problem: ConstrainedBilevelProblem,
+        point: Point,
+        lines: dict[str, float],
+        slope: float,
+        value: float,
+    ) -> dict[str, float]:
+        """Distances change by the error of slopes, feasibility and complementarity by that of the
+        weighed values.
+
+        The gap's bound is by weak duality, which holds for the means over all samples too: λ̄ ≥ 0,
+        and (z, λ̄, ν̄) do not depend on the samples that they are judged on. It changes by the error
+        of its value and, through the tangent at z, as `sampled_change` says.
+        """
+        p, rho = point, float(point.rho)
+        steep = lines["response_z"] / rho
+        change = sampled_change(problem, "y", (p.x, p.y, p.z), steep, slope / rho)
+        found = dict.fromkeys(lines, value)
+        found |= {"stationarity": slope, "response_z": slope, "lower_gap": value + change}
+        own, lower = CONSTRAINTS[2:], CONSTRAINTS[:2]
+        for names, absent in ((OF_OWN, own), (OF_LOWER, lower)):
+            if all(getattr(problem, name) is None for name in absent):
+                found |= dict.fromkeys(names, 0.0)
+        return found
+
+    def of_samples(
+        self,
+        problem: ConstrainedBilevelProblem,
+        point: Point,
+        estimate: ConstrainedKKTCertificate,
+    ) -> ConstrainedKKTCertificate:
+        rests = (estimate.radius, estimate.modulus)
+        radius, modulus = sampled_footing(problem, "y", point.x, point.y, rests)
+        return dataclasses.replace(estimate, radius=radius, modulus=modulus)
 
     def with_witnesses(
         self, problem: ConstrainedBilevelProblem, point: Point, rho: Any = None

@@ -12,6 +12,7 @@ F + φ falls from z to s by at most −⟨v, s − z⟩ there:
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -86,6 +87,48 @@ def grounded_excess(term: Term | None, z: Tree, g: Tree, on: Ground | None) -> E
     curved = slope * (slope / (2 * jnp.where(strong, on.modulus, 1)).astype(slope.dtype))
     most = jnp.where(strong, curved, slope * way.astype(slope.dtype))
     return Excess(jnp.where(alone, excess, term.known_excess(z, g) + most), alone)
+
+
+def sampled_change(
+    problem: Any, block: str, blocks: tuple[Tree, Tree, Tree], steep: float, delta: float
+) -> float:
+    """By how much `grounded_excess` over a block of the lower level changes, at most, with slopes.
+
+    `blocks` are x, y and z; the slope at z is off by `delta`, and its shortest vector with the
+    term's subdifferential is at most `steep` long. The excess is the greatest of −⟨g, s − z⟩ and
+    terms that stay as they are, over s: it changes by `delta` times the diameter. Without bounds it
+    holds within a radius, and changes by `delta` times the way to there. Or it rests on a modulus
+    m: with g off by e it is at most its estimate and the greatest of −⟨e, s − z⟩ − m/2·‖s − z‖²
+    along with −⟨v, s − z⟩, so it changes by (‖v‖·‖e‖ + ‖e‖²/2)/m.
+    """
+    term, (x, y, z) = getattr(problem, block), blocks
+    if term is None:
+        return 0.0
+    diameter = float(term.diameter(y))
+    if math.isfinite(diameter):
+        return diameter * delta
+    on = lower_ground(problem, block, x, y)
+    if on is not None and float(on.modulus) > 0:
+        return (steep + delta / 2) * delta / float(on.modulus)
+    radius = ground(y, problem.radius).radius
+    return float(radius + trees.norm(trees.subtract(z, y))) * delta
+
+
+def sampled_footing(
+    problem: Any, block: str, x: Tree, y: Tree, rests: tuple[float, float]
+) -> tuple[float, float]:
+    """The radius and the modulus that a bound over a block rests on besides `rests`.
+
+    Other samples have other slopes, so over a block without bounds it never stands on its term
+    alone.
+    """
+    term, (radius, modulus) = getattr(problem, block), rests
+    if term is None or math.isfinite(float(term.diameter(y))):
+        return rests
+    on = lower_ground(problem, block, x, y)
+    if on is not None and float(on.modulus) > 0:
+        return radius, float(on.modulus)
+    return min(radius, float(ground(y, problem.radius).radius)), modulus
 
 
 def saddle_gap(

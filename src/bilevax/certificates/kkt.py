@@ -16,7 +16,15 @@ from bilevax.certificates.around import Answer
 from bilevax.certificates.breaches import STRONG, Claim
 from bilevax.certificates.certificate import Certificate, compared_within, line, strong_convexity
 from bilevax.certificates.definition import Definition, bounded, term_values
-from bilevax.certificates.gap import Ground, ground, grounded_excess, lower_ground, saddle_gap
+from bilevax.certificates.gap import (
+    Ground,
+    ground,
+    grounded_excess,
+    lower_ground,
+    saddle_gap,
+    sampled_change,
+    sampled_footing,
+)
 from bilevax.certificates.residuals import gap_bounds, pieces, stationarity_and_responses
 from bilevax.certificates.witnesses import (
     best_response,
@@ -192,48 +200,23 @@ class KKT(Definition):
         slope: float,
         value: float,
     ) -> dict[str, float]:
-        """The gap's bound changes by the error of its value, and by that of slopes times diameters.
+        """The gap's bound changes by the error of its value, and as `sampled_change` says.
 
-        The slopes of P in (z1, z2) are those of the lower level times ρ. Over a block without
-        bounds the bound holds within a radius, and changes by the error times the way to there; or
-        it is ‖v‖²/(2m), which changes by (‖v‖·δ + δ²/2)/m where v changes by δ.
+        The slopes of P in (z1, z2) are those of the lower level times ρ.
         """
-        p, rho = point, float(point.rho)
-        delta, change = slope / rho, 0.0
+        p, rho, change = point, float(point.rho), 0.0
         for block, y, z in (("y1", p.y1, p.z1), ("y2", p.y2, p.z2)):
-            term = getattr(problem, block)
-            if term is None:
-                continue
-            diameter = float(term.diameter(y))
-            if math.isfinite(diameter):
-                change += diameter * delta
-                continue
-            on = lower_ground(problem, block, p.x1, y)
-            if on is not None and float(on.modulus) > 0:
-                steep = lines[f"response_z{block[1]}"] / rho
-                change += (steep + delta / 2) * delta / float(on.modulus)
-            else:
-                radius = ground(y, problem.radius).radius
-                change += float(radius + trees.norm(trees.subtract(z, y))) * delta
+            steep = lines[f"response_z{block[1]}"] / rho
+            change += sampled_change(problem, block, (p.x1, y, z), steep, slope / rho)
         return dict.fromkeys(lines, slope) | {"gap": value + change}
 
     def of_samples(
         self, problem: BilevelProblem, point: Point, estimate: KKTCertificate
     ) -> KKTCertificate:
-        """Other samples have other slopes, so over a block without bounds the gap never stands
-        on its term alone."""
-        p, radius = point, estimate.radius
-        modulus = estimate.modulus
+        p, rests = point, (estimate.radius, estimate.modulus)
         for block, y in (("y1", p.y1), ("y2", p.y2)):
-            term = getattr(problem, block)
-            if term is None or math.isfinite(float(term.diameter(y))):
-                continue
-            on = lower_ground(problem, block, p.x1, y)
-            if on is not None and float(on.modulus) > 0:
-                modulus = float(on.modulus)
-            else:
-                radius = min(radius, float(ground(y, problem.radius).radius))
-        return dataclasses.replace(estimate, radius=radius, modulus=modulus)
+            rests = sampled_footing(problem, block, p.x1, y, rests)
+        return dataclasses.replace(estimate, radius=rests[0], modulus=rests[1])
 
     def least_variance(self, problem: BilevelProblem, point: Point) -> float:
         """3δ_f² + 6ρ²δ_f~², where the user gave both δ."""

@@ -68,7 +68,7 @@ class Run:
         compile_first(self.solver, self._place[0], self.state, judge)
         self.verdicts = Verdicts(judge, self._compiled().point)
         self.compile_seconds = time.perf_counter() - begun
-        self.piece = first_piece(*self._place[:2])
+        self.piece, self.output = first_piece(*self._place[:2]), self.verdicts.best
         self.kind, self.clock = self._kind, Clock()
         self.limits.begin(self.clock, self.state.gradients)
         self.fingerprint = fingerprint(task.problem, self.solver, task.start)
@@ -112,7 +112,7 @@ class Run:
         if not bool(piece.finite):
             return self._not_finite()
         before, done = self.gradients, bool(piece.done)
-        self.state = piece.state
+        self.state, self.output = piece.state, piece.point
         # This may fail: what was done stays.
         self.state = refilled(self.solver, self.task.problem, piece.state)
         step = self.solver.gradients_per_step
@@ -256,12 +256,12 @@ class Run:
         state = refilled(solver, problem, initial(solver, problem, start))
         # All at once: an interruption before this leaves the run as it was.
         self.earlier, self.earlier_solves = self.gradients, self.linear_solves
-        self.solver, self.state = solver, state
+        self.solver, self.state, self.output = solver, state, start
 
     def _not_finite(self) -> Status:
         at, broken, problem = self.gradients, self.limit(), self.verdicts.judge.problem
         where, last = where_not_finite(problem, self._steps, self._steps(at), at, broken)
-        self.state = last.state
+        self.state, self.output = last.state, last.point
         if away := runaway(self.task.problem, self.task.start, last.point):
             return sentences.unbounded(self.summary, away)
         return sentences.not_finite(self.summary, where)
@@ -310,5 +310,5 @@ class Run:
     def solution(self, status: Status) -> Solution:
         """What the run returns if it ends now."""
         counts = {"gradients": self.gradients, "linear_solves": self.linear_solves}
-        judged = (self.snapshot(), status, self.verdicts.certificate, self.task)
+        judged = (self.snapshot(), status, self.verdicts.certificate, self.task, self.output)
         return Solution.of(*judged, **counts, compile_seconds=self.compile_seconds)

@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 from bilevax import trees
-from bilevax.certificates import Certificate
+from bilevax.certificates import Certificate, judge
 from bilevax.certificates.definition import definition_of
 from bilevax.driver.entry import solve
 from bilevax.driver.solution import Solution
 from bilevax.problems import Form, Point
-from bilevax.problems.validation import require_form
-from bilevax.solvers import Adaptive, default_solver
+from bilevax.problems.validation import check_point, require_form
+from bilevax.solvers.defaults import polisher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,24 +46,32 @@ def polish(
     """The ε-KKT point near a given one, sought on all samples by a deterministic method.
 
     Of the points on the way that had the least ε so far, the one for which the larger of ε and the
-    distance is least. The search ends when one has ε ≤ `tolerance`. All samples must be in memory.
-    Of a minimax problem it is the primal-dual stationary point.
+    distance is least; the given point itself is one of them. The search ends when one has
+    ε ≤ `tolerance`, even where F falls nearby. All samples must be in memory. Of a minimax problem
+    it is the primal-dual stationary point.
     """
     require_form(problem)
     known = problem.complete()
     if known is None:
         raise ValueError("polish: not all samples are in memory; certify(problem, point) samples")
     best: list[NearlyCertificate] = []
-    moving = definition_of(known).moving  # of a form with a lower level
+    definition = definition_of(known)
+    moving = definition.moving  # of a form with a lower level
     blocks = lambda p: [getattr(p, name) for name in moving or known.blocks]
 
-    def look(solution: Solution) -> Any:
-        off = trees.subtract(blocks(solution.point), blocks(point))
-        here = NearlyCertificate(solution.point, solution.certificate, float(trees.norm(off)))
+    def keep(nearby: Point, certificate: Certificate) -> None:
+        off = trees.subtract(blocks(nearby), blocks(point))
+        here = NearlyCertificate(nearby, certificate, float(trees.norm(off)))
         if not best or here.epsilon < best[0].epsilon:
             best[:] = [here]
 
-    solver = Adaptive(rho=point.rho) if moving else default_solver(known)
+    def look(solution: Solution) -> None:
+        keep(solution.point, solution.certificate)
+
+    solver = polisher(known, point.rho)
     options: dict[str, Any] = {"tolerance": tolerance, "max_gradients": max_gradients}
+    options["look_around"] = False
+    itself = definition.with_witnesses(known, check_point(known, point))
+    keep(itself, judge(known, itself))
     look(solve(known, point, solver=solver, callback=look, progress=False, **options))
     return best[0]

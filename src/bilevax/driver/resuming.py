@@ -23,6 +23,7 @@ def resume(run: Run, source: RunState | str | Path) -> None:
     ready = bool(run.solver.is_ready(run.task.problem, run.state))
     run.checked_at = (int(saved.history["gradients"][-1]), ready)
     run.verdicts.restore(saved)
+    run.output = run.solver.output(run.task.problem, run.state)
     run.clock = Clock(saved.seconds)
     run.limits.begin(run.clock, run.state.gradients)
 

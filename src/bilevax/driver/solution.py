@@ -104,6 +104,11 @@ class Solution:
     `gradients` counts the solver's gradient evaluations exactly, and `linear_solves` the linear
     systems that it solved, with a Hessian each; `check_gradients` counts the gradients of the
     certificates along the way. `state` continues the run: `solve(…, resume=solution.state)`.
+
+    `point` is the point of least ε that a check has seen. `output` is where the method itself stood
+    at the end: what its theorem is about. Of the paper's stochastic method it is the iterate that
+    was drawn uniformly from all K, or from those so far, and `output_index` says which one, counted
+    from 1; of methods that draw none that is None.
     """
 
     status: Status
@@ -119,6 +124,8 @@ class Solution:
     history: History
     solver: Any
     state: RunState
+    output: Point
+    output_index: int | None
 
     @classmethod
     def of(
@@ -127,12 +134,14 @@ class Solution:
         status: Status,
         certificate: Certificate,
         task: Task,
+        output: Point,
         *,
         gradients: int,
         linear_solves: int,
         compile_seconds: float,
     ) -> Solution:
         """What a run returns that ends in this state."""
+        index = state.solver.output_index(state.solver_state)
         columns = {name: np.asarray(column) for name, column in state.history.items()}
         return cls(
             status=status,
@@ -148,6 +157,8 @@ class Solution:
             history=History(columns),
             solver=state.solver.part,
             state=state,
+            output=output,
+            output_index=None if index is None else int(index),
         )
 
     @property

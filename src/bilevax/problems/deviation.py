@@ -74,16 +74,20 @@ def biased(problem: Any, start: Point) -> str | None:
     if known is None:
         return None
     drawn_values, right_values = _values_of_batches(problem, start), _values(known, start)
-    for name, right in right_values.items():
-        seen = np.asarray(drawn_values[name])
-        mean, error = np.mean(seen), np.std(seen) / BATCHES**0.5
-        # Ten standard errors, and what rounding may do.
-        if abs(mean - right) > 10 * error + 1e-3 * (abs(mean) + abs(right)):
-            return (
-                f"{name}: its mean over minibatches is {mean:.4g}, but on all samples it is "
-                f"{float(right):.4g}: methods would solve another problem than is certified. It "
-                "must be a mean over rows, not a sum, and with Stratified a mean within each group"
-            )
+    for name, values in right_values.items():
+        for drawn, right in zip(jax.tree.leaves(drawn_values[name]), jax.tree.leaves(values)):
+            seen, right = np.asarray(drawn), np.asarray(right)
+            mean, error = np.mean(seen, axis=0), np.std(seen, axis=0) / BATCHES**0.5
+            # Ten standard errors, and what rounding may do.
+            off = np.abs(mean - right) - 10 * error - 1e-3 * (np.abs(mean) + np.abs(right))
+            if off.size and np.max(off) > 0:
+                worst = np.unravel_index(np.argmax(off), off.shape)
+                return (
+                    f"{name}: its mean over minibatches is {mean[worst]:.4g}, but on all samples "
+                    f"it is {right[worst]:.4g}: methods would solve another problem than is "
+                    "certified. It must be a mean over rows, not a sum, and with Stratified a mean "
+                    "within each group"
+                )
     return None
 
 

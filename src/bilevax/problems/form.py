@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -39,7 +40,8 @@ class Form(eqx.Module):
 
     What a form needs from the layers below it is registered (`register`): the `definition` of a
     certificate, the `solver` that `solve` takes by default (a function of the problem), and perhaps
-    a `reformulation` for solvers of another form.
+    a `reformulation` for solvers of another form, and a `polisher`, a function of ρ that gives the
+    method by which `polish` seeks, if it is another.
     """
 
     blocks: ClassVar[tuple[str, ...]] = ()
@@ -124,13 +126,18 @@ class Form(eqx.Module):
         everything = self.data.everything()
         return None if everything is None else self.on(everything)
 
-    def reference(self) -> Self:
-        """The problem to measure constants on: with all samples, or else a first minibatch."""
+    def reference(self, batches: int = 1) -> Self:
+        """The problem to measure constants on: with all samples, or else the first minibatches."""
         known = self.complete()
         if known is not None:
             return known
-        stream = self.data.refilled(self.data.init(0))
-        return self.on(self.data.draw(stream)[1])
+        stream, drawn = self.data.refilled(self.data.init(0)), []
+        for _ in range(batches):
+            if not bool(self.data.ready(stream)):
+                stream = self.data.refilled(stream)
+            stream, batch = self.data.draw(stream)
+            drawn.append(batch)
+        return self.on(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *drawn))
 
     def first_stream(self, key: Any) -> Any:
         """Where the source begins for a key; None without a source."""
@@ -187,8 +194,8 @@ _REGISTERED: dict[type[Form], dict[str, Any]] = {}
 
 
 def register(form: type[Form], **services: Any) -> None:
-    """Say what a form needs from the layers below: `definition`, `solver`, `reformulation`."""
-    known = ("definition", "solver", "reformulation")
+    """Say what a form needs from the layers below, by the names in `Form`."""
+    known = ("definition", "solver", "polisher", "reformulation")
     for name in services:
         if name not in known:
             raise TypeError(f"register: {name} must be one of {', '.join(known)}")

@@ -110,6 +110,10 @@ class Solver(eqx.Module, Generic[State]):
     def gradients_per_step(self) -> int:
         """The most gradients that one indivisible step takes."""
 
+    def output_index(self, state: State) -> Any:
+        """Which of its iterates `output` is, counted from 1; None of a method that draws none."""
+        return None
+
     def is_ready(self, problem: Any, state: State) -> Array:
         """Whether the point may be certified now: a check is asked for."""
         return jnp.zeros((), bool)

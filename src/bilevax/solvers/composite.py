@@ -117,6 +117,9 @@ class Sequence(Solver[Any]):
     def output(self, problem: Any, state: Any) -> Point:
         return self._now.output(problem, state)
 
+    def output_index(self, state: Any) -> Any:
+        return self._now.output_index(state)
+
     def signals(self, problem: Any, state: Any) -> Tree:
         return self._now.signals(problem, state)
 
@@ -152,6 +155,14 @@ class Reformulated(Solver[ReformulatedState]):
     @property
     def form(self) -> type[Form]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return Form
+
+    @property
+    def takes_samples(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.takes_samples
+
+    @property
+    def draws_per_step(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.draws_per_step
 
     @property
     def part(self) -> Solver:
@@ -243,10 +254,19 @@ class Reformulated(Solver[ReformulatedState]):
     def output(self, problem: Any, state: ReformulatedState) -> Point:
         return state.reformulation.stated_point(self._inner_output(problem, state))
 
+    def output_index(self, state: ReformulatedState) -> Any:
+        return self.inner.output_index(state.inner)
+
     def signals(self, problem: Any, state: ReformulatedState) -> Tree:
         own = state.reformulation.signals(self._inner_output(problem, state))
         seen = state.reformulation.problem(problem)
         return own, self.inner.signals(seen, state.inner)
+
+    def stream(self, state: ReformulatedState) -> Any:
+        return self.inner.stream(state.inner)
+
+    def with_stream(self, state: ReformulatedState, stream: Any) -> ReformulatedState:
+        return dataclasses.replace(state, inner=self.inner.with_stream(state.inner, stream))
 
 
 @quick

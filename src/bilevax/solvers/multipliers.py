@@ -52,6 +52,8 @@ SHARE = 0.5
 PLENTY = 0.05
 # What is left of a term in that search.
 TRIFLE = 1e-9
+# Where samples are not in memory, the first bounds are those of the mean over so many minibatches.
+BATCHES = 64
 # A multiplier that comes this near to its bound touches it; then the bound grows.
 NEAR, GROWTH = 0.99, 4.0
 
@@ -350,7 +352,7 @@ class GrowingLagrangian(Reformulation):
 
     @classmethod
     def of(cls, stated: ConstrainedBilevelProblem, start: Point) -> GrowingLagrangian:
-        return cls._with(first_bounds(stated, start))
+        return cls._with(first_bounds(stated.reference(BATCHES), start))
 
     @classmethod
     def _with(cls, bounds: MultiplierBounds) -> GrowingLagrangian:

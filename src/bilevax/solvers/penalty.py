@@ -21,6 +21,7 @@ from bilevax.problems.validation import require, require_bounded, require_gap_bo
 from bilevax.solvers.base import Solver, check_part, check_positive
 from bilevax.solvers.extragradient import ExtraGradient
 from bilevax.solvers.proximal_point import ProximalPoint
+from bilevax.solvers.sampled_extragradient import SampledExtraGradient
 from bilevax.solvers.stochastic_proximal_point import StochasticProximalPoint
 from bilevax.trees import Tree
 
@@ -96,8 +97,9 @@ class PenaltyMethod(Solver[PenaltyState]):
 
     On a problem whose data is a source of minibatches it is the stochastic algorithm: `outer` is
     then a `StochasticProximalPoint`, with δ_P² = 3δ_f² + 6ρ²δ_f~² and K from the proof of
-    `thm:minmax_stoch`. The start's (y1, y2) is sought on all samples if these are in memory, and
-    stays as given if not, or with `starter=None`.
+    `thm:minmax_stoch`. The start's (y1, y2) is sought on all samples if these are in memory. If
+    not, `SampledExtraGradient` seeks it in the stream of minibatches, until the expectation of its
+    gap is at most ε; there y1 and y2 must have bounds. With `starter=None` it stays as given.
     """
 
     form: ClassVar[type[Form]] = BilevelProblem
@@ -110,14 +112,14 @@ class PenaltyMethod(Solver[PenaltyState]):
     inner_tolerance: Any = None
     diameter: Any = None
     start_gap: Any = None
-    starter: ExtraGradient | None = eqx.field(default_factory=ExtraGradient)
+    starter: Any = eqx.field(default_factory=ExtraGradient)
     outer: Any = None
 
     def __check_init__(self):
         check_positive(
             self, *("epsilon", "rho", "smoothness", "inner_tolerance", "diameter", "start_gap")
         )
-        if self.starter is not None:
+        if self.starter is not None and not isinstance(self.starter, SampledExtraGradient):
             check_part(self, "starter", ExtraGradient)
         if self.outer is not None and not isinstance(self.outer, StochasticProximalPoint):
             check_part(self, "outer", ProximalPoint)
@@ -137,8 +139,7 @@ class PenaltyMethod(Solver[PenaltyState]):
             raise TypeError(
                 f"PenaltyMethod: with {what} outer must be a {kind.__name__}, not {outer!r}"
             )
-        starter = self.starter if problem.complete() is not None else None
-        chosen = dataclasses.replace(self, outer=outer, starter=starter)
+        chosen = dataclasses.replace(self, outer=outer)
         return chosen._prepared(problem.reference(), problem, start, tolerance)
 
     def _prepared(
@@ -175,12 +176,16 @@ class PenaltyMethod(Solver[PenaltyState]):
         start_gap = epsilon if self.start_gap is None else self.start_gap
         if own is not None:
             start_gap = start_gap if own.tolerance is None else own.tolerance
-            starter = dataclasses.replace(
-                own,
-                stop="gap",
-                smoothness=jnp.asarray(lower if own.smoothness is None else own.smoothness, dtype),
-                tolerance=jnp.asarray(start_gap, dtype),
-            )
+            known = {
+                "smoothness": jnp.asarray(
+                    lower if own.smoothness is None else own.smoothness, dtype
+                ),
+                "tolerance": jnp.asarray(start_gap, dtype),
+            }
+            if sampled.complete() is None:
+                starter = self._sampled_starter(problem, start, known)
+            else:
+                starter = dataclasses.replace(own, stop="gap", **known)
         return dataclasses.replace(
             self,
             epsilon=jnp.asarray(epsilon, dtype),
@@ -192,6 +197,16 @@ class PenaltyMethod(Solver[PenaltyState]):
             starter=starter,
             outer=outer,
         )
+
+    def _sampled_starter(
+        self, problem: BilevelProblem, start: Point, known: dict[str, Array]
+    ) -> SampledExtraGradient:
+        for name in ("y1", "y2"):
+            term, block = getattr(problem, name), getattr(start, name)
+            require_bounded(term, block, name, "the start phase of PenaltyMethod on minibatches")
+        saddle = lower_level(problem, start.x1)
+        seeking = SampledExtraGradient(**known)
+        return seeking.prepare(saddle, Point(x=start.y1, y=start.y2), 1.0)
 
     def _stochastic(
         self, problem: Any, sampled: Any, start: Point, constants: PenaltyConstants, dtype: Any
@@ -227,8 +242,10 @@ class PenaltyMethod(Solver[PenaltyState]):
         x, y = penalty_blocks(start)
         starter = None
         if self.starter is not None:
-            saddle = lower_level(_complete(problem), start.x1)
+            saddle = lower_level(self._seen(problem), start.x1)
             starter = self.starter.init(saddle, Point(x=start.y1, y=start.y2))
+            # There is one stream of samples, which the outer method keeps.
+            starter = self.starter.with_stream(starter, None)
         return PenaltyState(
             starting=jnp.asarray(starter is not None),
             start_x1=start.x1,
@@ -245,19 +262,24 @@ class PenaltyMethod(Solver[PenaltyState]):
 
         if self.starter is None:
             return go()
-        method, saddle = self.starter, lower_level(_complete(problem), state.start_x1)
+        method, saddle = self.starter, lower_level(self._seen(problem), state.start_x1)
 
         def start() -> PenaltyState:
-            starter = method.advance(saddle, state.starter, limit)
+            stream = self.outer.stream(state.outer)
+            begun = method.with_stream(state.starter, stream)
+            starter = method.advance(saddle, begun, limit)
+            stream = method.stream(starter) if method.takes_samples else stream
+            starter = method.with_stream(starter, None)
 
             def begin() -> PenaltyState:
                 found = method.output(saddle, starter)
                 (x1, _, _), (x2, _, _) = state.outer.x, state.outer.y
                 point = Point(x=(x1, found.x, found.y), y=(x2, found.x, found.y))
-                outer = self.outer.init(penalised, point)
+                outer = self.outer.with_stream(self.outer.init(penalised, point), stream)
                 return PenaltyState(jnp.asarray(False), state.start_x1, starter, outer)
 
-            stay = dataclasses.replace(state, starter=starter)
+            outer = self.outer.with_stream(state.outer, stream)
+            stay = dataclasses.replace(state, starter=starter, outer=outer)
             return lax.cond(method.done(saddle, starter), begin, lambda: stay)
 
         return lax.cond(state.starting, start, go)
@@ -279,8 +301,9 @@ class PenaltyMethod(Solver[PenaltyState]):
         found = self.outer.output(penalty(problem, self.rho), state.outer)
         return penalty_point(found.x, found.y).replace(rho=self.rho)
 
+    def output_index(self, state: PenaltyState) -> Any:
+        return self.outer.output_index(state.outer)
 
-def _complete(problem: BilevelProblem) -> BilevelProblem:
-    known = problem.complete()
-    assert known is not None  # or there would be no starter
-    return known
+    def _seen(self, problem: BilevelProblem) -> BilevelProblem:
+        """What the starter sees: all samples, or the source that it draws from."""
+        return problem.complete() or problem

@@ -33,6 +33,7 @@ class StochasticProximalPointState(eqx.Module):
     x_center: Tree
     y_center: Tree
     chosen: tuple[Tree, Tree]
+    index: Array  # which one that is: k' + 1 of the paper, 0 before the first
     key: Array  # of the next draw, as plain numbers
     iteration: Array
 
@@ -54,7 +55,8 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
 
     (x, y)^{k+1} ≈ argmin max of H(x, y) + x_weight/2·‖x − x^k‖² − y_weight/2·‖y − y⁰‖² by T steps
     of `inner`, K = `iterations` times; then one of (x, y)¹, …, (x, y)^K, each as likely. At any
-    time before, one of those so far. `returns="last"` gives the last one instead.
+    time before, one of those so far. `returns="last"` gives the last one instead. `solution.output`
+    is that iterate, and `solution.output_index` says which one it is, k' + 1 of the paper.
 
     Left unset, constants are those of `thm:sapd+_thm` with ε = `tolerance` and ε̂ =
     `inner_tolerance`: x_weight = 2L, y_weight = ε/(2·D_q), K = ⌈(max H(x⁰, ·) − H* + ε·D_q/4)/ε̂²⌉
@@ -177,6 +179,7 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
             x_center=start.x,
             y_center=start.y,
             chosen=(start.x, start.y),
+            index=jnp.zeros((), int),
             key=jax.random.key_data(own),
             iteration=jnp.zeros((), int),
         )
@@ -204,6 +207,7 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
             x_center=inner.x,
             y_center=inner.y if self.center == "last" else s.y_center,
             chosen=jax.tree.map(choose, (inner.x, inner.y), s.chosen),
+            index=choose(s.iteration + 1, s.index),
             key=jax.random.key_data(key),
             iteration=s.iteration + 1,
         )
@@ -222,6 +226,9 @@ class StochasticProximalPoint(Solver[StochasticProximalPointState]):
     def output(self, problem: MinimaxProblem, state: StochasticProximalPointState) -> Point:
         x, y = state.chosen
         return Point(x=x, y=y)
+
+    def output_index(self, state: StochasticProximalPointState) -> Array:
+        return state.index
 
 
 def practical() -> StochasticProximalPoint:
