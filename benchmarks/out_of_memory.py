@@ -26,7 +26,7 @@ import bilevax as bx
 import versions
 
 COLUMNS, GROUPS = 50, 4
-SHARES = np.asarray([0.4, 0.3, 0.2, 0.1])
+SHARES = np.asarray([0.3, 0.3, 0.2, 0.2])
 # Rows that are read, by the epoch from which on they are counted so.
 COUNTED = {"rows": 0}
 
@@ -90,8 +90,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--tolerance", type=float, default=1e-2)
     parser.add_argument("--confidence", type=float, default=0.99)
-    parser.add_argument("--weaker", type=float, default=0.7, help="validation weights by training")
-    parser.add_argument("--shift", type=float, default=0.1, help="of validation weights")
+    parser.add_argument("--weaker", type=float, default=0.8, help="validation weights by training")
+    parser.add_argument("--shift", type=float, default=0.05, help="of validation weights")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--json", type=Path, help="write the results there")
     args = parser.parse_args()

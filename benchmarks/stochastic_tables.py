@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stochastic import fitted
 from table_text import HERE, read, table
 
 
@@ -119,7 +120,8 @@ def _nearly(record: dict) -> str:
 
 Library problems with noise (δ = {record["deviation"]} a sample, batches of {record["batch"]}), the
 paper's stochastic method with constant steps at ε = 0.1, its random answer, polished by a
-deterministic method: means over {record["keys"]} keys, and the largest. `{record["command"]}`
+deterministic method: means over {record["keys"]} keys, and the largest.
+`{record["commands"]["nearly"]}`
 
 {table([*header, "largest"], rows)}
 """
@@ -140,7 +142,7 @@ def _default(record: dict) -> str:
     return f"""## Minibatches without any setting
 
 `bx.solve(problem, start, tolerance=0.1)` on the same problems and keys; ε is exact, on all samples,
-of the answer itself. A gradient is of one minibatch.
+of the answer itself. A gradient is of one minibatch. `{record["commands"]["default"]}`
 
 {table(header, rows)}
 """
@@ -151,6 +153,7 @@ def _growth(record: dict) -> str:
         {(r["instance"], r["epsilon"]): r for r in record["growth"] if r["recursive"] == which}
         for which in (False, True)
     )
+    averaged = {(r["instance"], r["epsilon"]): r for r in record["average"]}
     shown = lambda r: f"{'' if r['reached'] else '> '}{r['samples']:,.0f}"
     again = lambda r: f"{r['mean_nearly_epsilon_with_other_keys']:.3f}"
 
@@ -159,22 +162,27 @@ def _growth(record: dict) -> str:
         return f"{one['samples'] / other['samples']:.1f}" if both else "–"
 
     rows = [
-        [name, f"{eps:g}", shown(r), shown(v), ratio(r, v), again(r), again(v)]
+        [name, f"{eps:g}", shown(r), shown(v), shown(a), ratio(v, a), again(r), again(v), again(a)]
         for (name, eps), r in plain.items()
-        for v in [recursive[name, eps]]
+        for v, a in [(recursive[name, eps], averaged[name, eps])]
     ]
-    exponent = lambda f: "–" if f["exponent"] is None else f"{f['exponent']:.2f}"
+    exponent = lambda e: "–" if e is None else f"{e:.2f}"
     fits = [
-        [f["instance"], "recursive" if f["recursive"] else "plain", exponent(f)]
+        [f["instance"], "recursive" if f["recursive"] else "plain", exponent(f["exponent"])]
         for f in record["fits"]
     ]
-    header = ["problem", "ε", "plain, samples", "recursive, samples", "ratio"]
-    header += ["plain, other keys", "recursive, other keys"]
-    return f"""## Samples against ε, with and without variance reduction
+    for name in dict.fromkeys(r["instance"] for r in record["average"]):
+        reached = [r for r in record["average"] if r["instance"] == name and r["reached"]]
+        fits.append([name, "default", exponent(fitted(reached))])
+    header = ["problem", "ε", "plain, samples", "recursive", "default", "recursive / default"]
+    header += ["plain, other keys", "recursive", "default"]
+    return f"""## Samples against ε: plain, with variance reduction, and by default
 
 Until the last iterate is nearly ε-KKT in the mean over {record["keys"]} keys, with ρ = 1/ε and the
-best of twelve choices of constants for each estimator; the last columns are the means with
-{record["keys"]} other keys at those samples. `{record["command"]}`
+best of twelve choices of constants for each estimator; `default` is `bx.solve` on the mean over so
+many samples, which has no constants to choose and finds its own ρ. The last columns are the means
+with {record["keys"]} other keys at those samples. `{record["commands"]["growth"]}`,
+`{record["commands"]["average"]}`
 
 {table(header, rows)}
 

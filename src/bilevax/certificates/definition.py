@@ -77,7 +77,10 @@ class Definition(eqx.Module):
     # A certificate from minibatches: what varies between them, and what that does to the lines.
 
     def sampled_parts(self, problem: Any, point: Point) -> tuple[Tree, Array]:
-        """Of one minibatch: the gradient that the lines are made of, and a value (zero if none)."""
+        """Of one minibatch: the gradient that the lines are made of, and a value (zero if none).
+
+        Every line is a convex function of these, as distances, norms and conjugates are.
+        """
         raise TypeError(
             f"a {type(problem).__name__} is not certified from minibatches; give it a source that "
             "has all samples in memory"

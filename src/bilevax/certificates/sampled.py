@@ -73,7 +73,7 @@ class SampledCertificate(Certificate):
     `lower_deviation` given, r² is at least theirs, (3δ_f² + 6ρ²δ_f~²)/m.
 
     Where minibatches are many they are averaged in `groups`, whose means are close to normal, and a
-    radius is what the mean of so many normal vectors can be off (`streamed.normal_error`).
+    radius is by how much lines on a mean of normal vectors are too small (`streamed.normal_error`).
 
     The estimate says little where tails are heavy, and nothing of samples too rare to be in any
     minibatch. `largest_share` is what one minibatch, or group, alone makes of the sum of squared

@@ -32,6 +32,8 @@ LEAST_IN_GROUP = 16
 # The share of what lines may be, below which they are foreseen before minibatches are asked; and
 # how often their number is doubled for that.
 MARGIN, MOST_DOUBLINGS = 0.9, 12
+# What is left, at least, of a line that is no distance.
+LEFT = 0.4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Spread:
     """How far the means of groups are apart: the deviations of each from the mean of all."""
 
     gradient: Tree
-    value: np.ndarray
+    value: Any  # one number, or several, for each group
 
     @classmethod
     def of(cls, definition: Definition, problem: Form, point: Point, seen: Means) -> Spread:
@@ -93,8 +95,9 @@ class Spread:
 
     def flat(self, tree: Tree) -> np.ndarray:
         """A row for each group."""
-        leaves = [leaf.reshape(len(self.value), -1) for leaf in jax.tree.leaves(tree)]
-        return np.concatenate(leaves, axis=1) if leaves else np.zeros((len(self.value), 0))
+        count = len(jax.tree.leaves(self.gradient)[0])
+        leaves = [leaf.reshape(count, -1) for leaf in jax.tree.leaves(tree)]
+        return np.concatenate(leaves, axis=1) if leaves else np.zeros((count, 0))
 
 
 @quick
@@ -104,19 +107,24 @@ def _parts(definition: Definition, problem: Form, point: Point, tables: Tree) ->
 
 
 def normal_error(deviations: np.ndarray, alpha: float) -> float:
-    """What the mean of m normal vectors is off, at most, but for a share α of all draws.
+    """By how much a line on the mean of m normal vectors is too small, but for a share α of draws.
 
-    With S the covariance of one of them, its error is normal with covariance S/m. Its norm is below
-    √(tr S/m) + √(2·ln(1/α)·λ/m), with λ the largest eigenvalue of S, but for a share α (the norm is
-    Lipschitz: Gaussian concentration). S is estimated from the same vectors; for that comes t/z.
+    A line F is a convex function of the mean with a slope of at most 1. On the mean it is what it
+    should be, or more, in expectation (Jensen), and below that by more than √(2·ln(1/α)·λ/m) with
+    probability α at most, where λ is the largest eigenvalue of the covariance of one vector
+    (Gaussian concentration). That is estimated from the same vectors; for that comes t/z.
     """
     m = len(deviations)
     if deviations.shape[1] == 0:
         return 0.0
     gram = deviations @ deviations.T / (m - 1)
-    largest = float(np.linalg.eigvalsh(gram)[-1])
-    spread = math.sqrt(np.trace(gram) / m) + math.sqrt(2 * math.log(1 / alpha) * largest / m)
-    return estimation_cost(m, alpha) * spread
+    largest = max(float(np.linalg.eigvalsh(gram)[-1]), 0.0)
+    return estimation_cost(m, alpha) * math.sqrt(2 * math.log(1 / alpha) * largest / m)
+
+
+def _share_of_error(definition: Definition, own: dict[str, Tree], alpha: float) -> float:
+    """What each statement may err with: the gap's bound has one for each of two blocks."""
+    return alpha / (definition.statements() + len(own) + 1)
 
 
 def streamed_certificate(
@@ -138,13 +146,13 @@ def streamed_certificate(
     estimate = definition.of_samples(problem, point, _rounded(estimate, allowances))
     spread, lines = Spread.of(definition, problem, point, seen), estimate.lines()
     own = definition.own_slopes(spread.gradient)
-    alpha = (1 - confidence) * share / (definition.statements() + len(own))
+    alpha = _share_of_error(definition, own, (1 - confidence) * share)
     least = math.sqrt(definition.least_variance(problem, point) / seen.batches)
-    least *= 1 + math.sqrt(2 * math.log(1 / alpha))
+    least *= math.sqrt(2 * math.log(1 / alpha))
     error = lambda part: max(least, normal_error(spread.flat(part), alpha))
     whole = error(spread.gradient)
     slopes = {line: error(own[line]) if line in own else whole for line in lines}
-    value = normal_error(spread.value[:, None], alpha)
+    value = normal_error(spread.flat(spread.value), alpha)
     radii = {
         line: definition.radii(problem, point, lines, slopes[line], value)[line] for line in lines
     }
@@ -184,13 +192,13 @@ def sufficient(
     seen = Means(_tables(problem, point, batches), len(jax.tree.leaves(batches)[0]))
     spread = Spread.of(definition, problem, point, seen)
     own = definition.own_slopes(spread.gradient)
-    alpha = (1 - confidence) * share / (definition.statements() + len(own))
+    alpha = _share_of_error(definition, own, (1 - confidence) * share)
     now = seen.batches
     off = lambda part: math.sqrt(np.sum(spread.flat(part) ** 2) / (now - 1) / now)
     parts = {line: own.get(line, spread.gradient) for line in lines}
     slopes = {line: off(part) for line, part in parts.items()}
     errors = {line: normal_error(spread.flat(part), alpha) for line, part in parts.items()}
-    value, value_error = off(spread.value), normal_error(spread.value[:, None], alpha)
+    value, value_error = off(spread.value), normal_error(spread.flat(spread.value), alpha)
 
     def enough(count: int) -> bool:
         less = math.sqrt(now / count)
@@ -200,7 +208,7 @@ def sufficient(
                 rest = max(lines[line] ** 2 - slopes[line] ** 2, 0.0)
                 there = math.sqrt(rest + (less * slopes[line]) ** 2)
             else:
-                there = max(0.0, lines[line] - by(slopes[line], value))
+                there = max(LEFT * lines[line], lines[line] - by(slopes[line], value))
             if there + by(less * errors[line], less * value_error) > MARGIN * aim:
                 return False
         return True

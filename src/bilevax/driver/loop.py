@@ -29,10 +29,6 @@ from bilevax.programs import compile_seconds
 from bilevax.progress import Progress
 from bilevax.solvers.base import Solver, Task, initial
 
-# A certificate from samples looks at so many minibatches, or at so many for each gradient of the
-# run, at most.
-LONG_LOOK, LONGEST_LOOK = 8192, 2
-
 RUNNING = Status("running", "Still running.")
 
 
@@ -128,10 +124,9 @@ class Run:
 
     def _check(self, piece: Piece, done: bool) -> Status | None:
         done &= not self._judge(piece)
-        # Nobody looks long at a point that is to be improved.
-        provisional = self.solver.provisional or self.limits.late(self.clock)
-        most = max(LONG_LOOK, LONGEST_LOOK * self.gradients)
-        holds = self.verdicts.confirm(0 if provisional else most)
+        late = self.limits.late(self.clock)
+        look = 0 if late else schedule.longest_look(self.gradients, self.solver.provisional)
+        holds = self.verdicts.confirm(look)
         status = self._concluded() if holds else None  # before anyone is shown it
         self._show()
         if self.checkpoint is not None:

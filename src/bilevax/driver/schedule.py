@@ -23,6 +23,9 @@ LEAST_PIECE, MOST_PIECE = 8, 1 << 30
 # was compiled well: fewer if the problem has more than so many entries. By counts and not by the
 # clock, so that a resumed run is the same.
 QUICK_GRADIENTS, QUICK_ENTRIES = 100_000, 20_000
+# A certificate from samples looks at so many minibatches, or at so many for each gradient of the
+# run, at most; at a point that is to be improved by plan, at this share of its gradients.
+LONG_LOOK, LONGEST_LOOK, SHORT_LOOK = 8192, 2, 0.25
 # Stalled: over this factor in gradients, in which the point moved this often, ε fell by less than
 # this share. (A point that has not moved is being worked on: a subproblem can be long.)
 STALL_SPAN, STALL_MOVES, STALL_SHARE = 8.0, 30, 1e-3
@@ -57,6 +60,13 @@ class Schedule:
 def quick_gradients(entries: int) -> int:
     """The gradients after which the better program takes over, for a problem of so many entries."""
     return 0 if entries > LARGE else QUICK_GRADIENTS // (1 + entries // QUICK_ENTRIES)
+
+
+def longest_look(gradients: int, provisional: bool) -> int:
+    """How many minibatches a certificate may look at, after a run of so many gradients."""
+    if provisional:
+        return int(SHORT_LOOK * gradients)
+    return max(LONG_LOOK, LONGEST_LOOK * gradients)
 
 
 def next_piece(piece: int, done: int, seconds: float, step: int = 1) -> int:

@@ -84,9 +84,12 @@ FOLLOWING, KICKED = 12, 0.03
 READY, SHRINK = 0.3, 0.25
 # That of the gap, unless rounding stands above it, and the most: x is off by 1/ρ, the gap by 1/ρ².
 READY_GAP, MOST_READY_GAP = 1e-3, 0.1
-# Where ρ shall be small, the gap may be the first share of the target, and the residual of the other
-# blocks is settled at the second.
-LOOSE_GAP, CLOSE = 0.5, 0.03
+# Where ρ shall be small, the gap may be the first share of the target, and the other blocks are
+# settled where their residual is the second.
+LOOSE_GAP, CLOSE = 0.15, 0.03
+# Where its root is below that share of the root of what it may be, ρ shrinks; by at most that
+# factor at once.
+MUCH, LEAST_SHRINK = 0.6, 0.1
 
 
 class NewtonState(eqx.Module):
@@ -120,6 +123,7 @@ class NewtonState(eqx.Module):
     loose: Array  # with barriers: the share of ‖∇f‖ at which ρ and τ may change
     idle: Array  # whether x1 had nowhere to go
     tried: Array  # whether the other blocks settle at a ρ to which the solution was not followed
+    eased: Array  # whether ρ has shrunk: once is enough
     kinked: Array  # whether a solution could not be followed from beside it: then by its tangent
     ready: Array  # whether the point may be certified: a check is asked for
     lost: Array  # whether the method has given up
@@ -262,6 +266,7 @@ class Newton(Engine[NewtonState]):
             loose=one * LOOSE,
             idle=no,
             tried=no,
+            eased=no,
             kinked=no,
             ready=no,
             lost=no,
@@ -416,16 +421,19 @@ def _judged(s: NewtonState, seen: _Seen, least_rho: bool) -> NewtonState:
 def _taken(s: NewtonState, seen: _Seen, well: Array, least_rho: bool) -> NewtonState:
     """A new center; then a check is asked for, or ρ grows, or x1 moves."""
     low = seen.gap <= seen.low
-    ready = low & (seen.without <= READY * seen.aim)
-    there = low if s.tau is None else ready | (low & (s.tau == 0))
+    lacks = jnp.sqrt(jnp.maximum(seen.gap, 0) / seen.low)
+    much = low & (lacks < MUCH) & ~s.eased & (s.tau is None and least_rho)  # ρ need not be so large
+    ready = low & ~much & (seen.without <= READY * seen.aim)
+    there = low & ~much if s.tau is None else ready | (low & (s.tau == 0))
     growing = ~there & (seen.of_x1 <= seen.enough) & (seen.others <= seen.enough)
     apart = _apart(s) / NEAR
     early = (s.outer == 0) & (apart > 2) & ~ready & (s.tau is None and not least_rho)
     arrived = (s.phase == FOLLOW) | s.tried
-    times = jnp.where(arrived, jnp.minimum(s.times**REGAIN, MOST_TIMES), s.times)
-    lacks = jnp.sqrt(jnp.maximum(seen.gap, 0) / seen.low)
+    times = jnp.maximum(s.times, 1 / s.times)
+    times = jnp.where(arrived, jnp.minimum(times**REGAIN, MOST_TIMES), times)
     beyond, at_least = (1.0, LEAST_TIMES) if least_rho else (BEYOND, AT_LEAST)
     wished = jnp.where(low, 1, jnp.maximum(beyond * lacks, at_least))
+    wished = jnp.where(much, jnp.maximum(lacks / MUCH**0.5, LEAST_SHRINK), wished)
     only_rho = growing if s.tau is None else growing & (s.tau == 0)
     times = jnp.where(only_rho, jnp.minimum(wished, times), times)
     grown = jnp.where(growing, jnp.minimum(wished, times), 1)
@@ -458,6 +466,7 @@ def _taken(s: NewtonState, seen: _Seen, well: Array, least_rho: bool) -> NewtonS
         outer=s.outer + 1,
         idle=s.idle & ~(growing | early),
         tried=jnp.zeros((), bool),
+        eased=s.eased | (much & growing),
         ready=ready,
     )
 

@@ -51,11 +51,11 @@ MOST_NUMBERS, MOST_BATCHES = 1 << 24, 10_000
 # The slopes of a subset are corrected at most so often, and until what they are off has not fallen
 # to this share so many times in turn. The problem is then solved up to the last share of it.
 MOST_CORRECTIONS, SHRINKS, PATIENCE, CORRECTED_SHARE = 12, 0.5, 2, 0.003
-# The same for samples that are not in memory. A first correction is from eight times the subset,
-# the next ones from at most so many times it: so many that their slopes should be off by this share
-# of the tolerance, by what the deviations of so many chunks or more say.
+# The same for samples that are not in memory. A first correction is from at most eight times the
+# subset, the next ones from at most so many times it: so many that their slopes should be off by
+# this share of the tolerance, by what the deviations of so many chunks or more say.
 MOST_ON_HOST, LARGEST_CORRECTION, NOISE_SHARE, FEW_CHUNKS = 3, 32, 0.25, 8
-# No long look pays before so many corrections.
+# Before so many corrections no long look pays.
 ROUGH = 2
 
 NOTHING = np.zeros((), int)
@@ -123,7 +123,7 @@ class SampleAverage(Solver[SampleState]):
     is that of all. It is done again as long as this helps; a problem of all samples comes at last.
 
     Where samples are few, that comes first. Where they are not in memory, subsets grow as far as
-    memory allows, corrections are from eight to 32 times the samples, as many as the tolerance asks
+    memory allows, corrections are from up to 32 times the samples, as many as the tolerance asks
     for, and `last`, a stochastic method, goes on. A run is judged whenever a subset's problem is
     solved, on all samples or on minibatches that were held out, and ends as soon as the certificate
     holds.
@@ -425,12 +425,13 @@ _slopes = quick(slopes)
 
 def _correction_batches(task: Task, subset: Subset) -> int:
     """The minibatches whose mean slopes should be as exact as is asked for."""
-    most, own = subset.correction_batches(0), subset.most * subset.batches
-    if subset.most < FEW_CHUNKS or not subset.times:
+    own = subset.most * subset.batches
+    most = (LARGEST_CORRECTION if subset.times else GROWTH) * own
+    if subset.most < FEW_CHUNKS:
         return GROWTH * own
     apart = deviation(task.problem.on(()), task.start, subset.chunks.samples)
     wanted = subset.batches * (apart / (NOISE_SHARE * task.tolerance)) ** 2
-    return min(max(GROWTH * own, math.ceil(min(wanted, most))), most)
+    return math.ceil(min(max(own, wanted), most))
 
 
 def _mean_slopes(problem: Any, point: Point, stream: Any, count: int) -> tuple[Any, Tree]:
