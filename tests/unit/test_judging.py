@@ -17,7 +17,10 @@ class FakeJudge:
     def __call__(self, point, attempt):
         return StationarityCertificate(objective=0.0, x=point, y=0.0)
 
-    def confirmed(self, point, attempt):
+    def sufficient(self, point, certificate, attempt, most):
+        return most if certificate.epsilon < 1 else 0
+
+    def confirmed(self, point, attempt, count=0):
         found = self.left.pop(0)
         if found is None:
             raise KeyboardInterrupt
@@ -65,3 +68,22 @@ def test_an_interrupted_confirmation_is_none():
     assert not verdicts.confirmed
     assert (verdicts.confirmations, verdicts.gradients) == (0, 0)
     assert not verdicts.confirm()  # asked again, the other samples say no
+
+
+def test_more_samples_are_asked_where_they_would_be_enough():
+    verdicts = Verdicts(FakeJudge(0.09), 3.0)
+    assert not verdicts.confirm(2048)  # they would not be
+    assert verdicts.confirmations == 0
+    verdicts.add(0.5, 1, 0.0)
+    assert not verdicts.confirm()  # nobody may look so long
+    assert verdicts.confirm(2048)
+    assert (verdicts.looked_at, verdicts.gradients) == (2048, 5 + 2048)
+    assert verdicts.certificate.epsilon == 0.09
+
+
+def test_of_points_that_samples_do_not_tell_apart_the_last_one_counts():
+    verdicts = Verdicts(FakeJudge(), 1.0)
+    verdicts.add(1.1, 1, 0.0)
+    assert verdicts.best == 1.1
+    verdicts.add(2.0, 2, 0.0)
+    assert verdicts.best == 1.1

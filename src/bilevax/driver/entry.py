@@ -96,8 +96,8 @@ def solve(
     probability(confidence, "confidence")
     asked = composed(solver, problem)
     _check_samples(problem, asked, start, relative)
-    task = Task(problem, start, tolerance, relative)
-    run = Run(task, asked, Limits(max_gradients, max_seconds), confidence)
+    task = Task(problem, start, tolerance, relative, confidence=confidence)
+    run = Run(task, asked, Limits(max_gradients, max_seconds))
     same_file = None not in (resume, checkpoint) and str(resume) == str(checkpoint)
     if resume is not None and not (same_file and not Path(str(resume)).exists()):
         take_up(run, resume)

@@ -11,7 +11,6 @@ from bilevax.certificates.around import affordable_steps
 from bilevax.certificates.examination import compile_examination, examined
 from bilevax.certificates.rounding import TIMES, times
 from bilevax.certificates.sampled import (
-    CONFIDENCE,
     PASSES,
     RUN_KEYS,
     averaged,
@@ -52,7 +51,7 @@ class Judge:
     confidence: float
 
     @classmethod
-    def of(cls, task: Task, confidence: float = CONFIDENCE) -> Judge:
+    def of(cls, task: Task) -> Judge:
         stated, known, batches, passes, each = task.problem, task.problem.complete(), None, 0, 1.0
         if known is None:
             count = batches_in_memory(stated)
@@ -64,7 +63,8 @@ class Judge:
         cost = math.ceil((1 + repeats + passes) * each)
         few = repeats if stated.sampled else min(repeats, TIMES)
         weight = math.ceil((1 + few + passes) * each)
-        return cls(stated, known, batches, cost, weight, task.tolerance, task.relative, confidence)
+        asked = (task.tolerance, task.relative, task.confidence)
+        return cls(stated, known, batches, cost, weight, *asked)
 
     @property
     def exact(self) -> bool:

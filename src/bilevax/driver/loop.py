@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from bilevax.certificates.sampled import CONFIDENCE
 from bilevax.driver import schedule, sentences
 from bilevax.driver.checkpoint import RunState, fingerprint, save_or_warn
 from bilevax.driver.handover import relief, review
@@ -40,20 +39,14 @@ class Run:
     several at once.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        solver: Solver,
-        limits: Limits | None = None,
-        confidence: float = CONFIDENCE,
-    ):
+    def __init__(self, task: Task, solver: Solver, limits: Limits | None = None):
         self.task, self.asked, self.limits = task, solver, limits or Limits()
         self.bar = Progress(False, unit="gradients")
         self.callback: Callable[[Solution], Any] | None = None
         self.checkpoint: str | Path | None = None
         self.look_around = True
         self.solver = solver.prepared_for(task)
-        judge = Judge.of(task, confidence)
+        judge = Judge.of(task)
         self.schedule = schedule.Schedule(judge.weight)
         self.earlier, self.earlier_solves = 0, 0
         self.refused = ""
@@ -124,9 +117,8 @@ class Run:
 
     def _check(self, piece: Piece, done: bool) -> Status | None:
         done &= not self._judge(piece)
-        late = self.limits.late(self.clock)
-        look = 0 if late else schedule.longest_look(self.gradients, self.solver.provisional)
-        holds = self.verdicts.confirm(look)
+        look = schedule.longest_look(self.gradients, self.solver.provisional)
+        holds = self.verdicts.confirm(0 if self.limits.late(self.clock) else look)
         status = self._concluded() if holds else None  # before anyone is shown it
         self._show()
         if self.checkpoint is not None:

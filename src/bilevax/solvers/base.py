@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 from bilevax.arguments import positive, whole
 from bilevax.certificates.definition import slope_at
+from bilevax.certificates.sampled import CONFIDENCE
 from bilevax.problems import Form, Point, registered
 from bilevax.programs import quick
 from bilevax.trees import Tree
@@ -31,6 +32,7 @@ class Task:
     relative: float = 0.0
     # Whether points are judged on samples: then lines are off by what grows with ρ.
     noisy: bool = False
+    confidence: float = CONFIDENCE  # of a certificate from samples
 
 
 class Solver(eqx.Module, Generic[State]):
