@@ -85,5 +85,5 @@ def test_of_points_that_samples_do_not_tell_apart_the_last_one_counts():
     verdicts = Verdicts(FakeJudge(), 1.0)
     verdicts.add(1.1, 1, 0.0)
     assert verdicts.best == 1.1
-    verdicts.add(2.0, 2, 0.0)
+    verdicts.add(1.3, 2, 0.0)  # it is alike to the last one, but not to the least one
     assert verdicts.best == 1.1

@@ -163,6 +163,7 @@ class Verdicts:
         self.confirmations, self.confirmed, self.looked_at, self.withdrawals = 0, False, 0, 0
         self.gradients = 0  # of the checks
         self.certificate = self.checked = judge(start, 1)
+        self.least = judge.excess(self.checked)  # ε of the points that were kept
         self.history: dict[str, list[float]] = {}
 
     @property
@@ -178,14 +179,15 @@ class Verdicts:
         """Judge a point, keep it if it is the best, and record what was seen."""
         certificate = self.judge(point, self.confirmations + 1)
         self.gradients += self.judge.cost
-        alike = 1.0 if self.judge.exact else ALIKE
-        if self.judge.excess(certificate) <= alike * self.judge.excess(self.checked):
+        excess, alike = self.judge.excess(certificate), 1.0 if self.judge.exact else ALIKE
+        if excess <= alike * self.least:
             self._keep(point, certificate)
         self.record(certificate, gradients, seconds)
         return certificate
 
     def _keep(self, point: Point, certificate: Certificate) -> None:
         self.best, self.certificate, self.checked = point, certificate, certificate
+        self.least = min(self.least, self.judge.excess(certificate))
         self.confirmed, self.looked_at = False, 0
 
     def confirm(self, most: int = 0) -> bool:
@@ -222,6 +224,7 @@ class Verdicts:
         start = downhill(
             self.judge.problem, self.certificate, self.judge.claimed(self.certificate), rho, steps
         )
+        self.least = math.inf
         self._keep(start, self.judge(start, 1))
         self.gradients += self.judge.cost
         self.withdrawals += 1
@@ -256,5 +259,6 @@ class Verdicts:
         self.history = {name: list(column) for name, column in saved.history.items()}
         self.looked_at = saved.looked_at
         self.certificate = self.checked = self.judge(self.best, self.confirmations + 1)
+        self.least = self.judge.excess(self.checked)
         if self.confirmed:
             self.certificate = self.judge.confirmed(self.best, self.confirmations, self.looked_at)

@@ -48,8 +48,7 @@ class Run:
         self.solver = solver.prepared_for(task)
         judge = Judge.of(task)
         self.schedule = schedule.Schedule(judge.weight)
-        self.earlier, self.earlier_solves = 0, 0
-        self.refused = ""
+        self.earlier, self.earlier_solves, self.refused = 0, 0, ""
         self.fell_back_at: int | None = None
         begun = time.perf_counter()
         state = initial(self.solver, task.problem, task.start)
