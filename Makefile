@@ -74,7 +74,9 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/inner.py --json benchmarks/results/inner.json
 	$(BIN)/python benchmarks/stochastic.py --json benchmarks/results/stochastic.json --plot benchmarks/results/stochastic.png
 	$(BIN)/python benchmarks/stochastic_constrained.py --json benchmarks/results/stochastic_constrained.json
-	$(BIN)/python benchmarks/coverage.py --json benchmarks/results/coverage.json
+	$(BIN)/python benchmarks/coverage.py --batches 8 16 64 --json benchmarks/results/coverage.json
+	$(BIN)/python benchmarks/coverage.py --batches 1024 --repetitions 500 --json benchmarks/results/coverage_many.json
+	$(BIN)/python benchmarks/out_of_memory.py --json benchmarks/results/out_of_memory.json
 	$(BIN)/python benchmarks/sapd_overhead.py --json benchmarks/results/sapd_overhead.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/robust.py --json benchmarks/results/robust.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/people.py $(beside) --json benchmarks/results/people.json --plot benchmarks/results/people.png

@@ -294,7 +294,7 @@ def average(name: str) -> list[dict[str, Any]]:
             found = [_nearly_by(solved, exact, near, sizes, count, epsilon, k) for k in range(KEYS)]
             if np.mean(found) <= epsilon:
                 break
-            count = math.ceil(GROWTH * count)
+            count = math.ceil(GROWTH**2 * count)
         keys = range(KEYS, 2 * KEYS)
         other = [_nearly_by(solved, exact, near, sizes, count, epsilon, key) for key in keys]
         rows.append(

@@ -180,9 +180,9 @@ def _growth(record: dict) -> str:
 
 Until the last iterate is nearly ε-KKT in the mean over {record["keys"]} keys, with ρ = 1/ε and the
 best of twelve choices of constants for each estimator; `default` is `bx.solve` on the mean over so
-many samples, which has no constants to choose and finds its own ρ. The last columns are the means
-with {record["keys"]} other keys at those samples. `{record["commands"]["growth"]}`,
-`{record["commands"]["average"]}`
+many samples, each of which it evaluates as often as it needs; it has no constants to choose and
+finds its own ρ. The last columns are the means with {record["keys"]} other keys at those samples.
+`{record["commands"]["growth"]}`, `{record["commands"]["average"]}`
 
 {table(header, rows)}
 
@@ -230,8 +230,10 @@ computes the same partial gradients. `{records[0]["command"]}`
 
 
 def coverage() -> str:
-    record = read("coverage")
-    found = {(r["losses"], r["rows"], r["batches"], r["confidence"]): r for r in record["results"]}
+    records = [read("coverage"), read("coverage_many")]
+    results = [r for record in records for r in record["results"]]
+    found = {(r["losses"], r["rows"], r["batches"], r["confidence"]): r for r in results}
+    draws = " or ".join(f"{record['repetitions']:,}" for record in records)
     losses, rows, batches, confidences = (list(dict.fromkeys(k)) for k in zip(*found))
 
     def cells(name: str, row: int, count: int) -> list[str]:
@@ -245,9 +247,37 @@ def coverage() -> str:
     header += [f"missed unsaid at {c}" for c in confidences]
     return f"""## How often certificates from minibatches keep their word
 
-The share of {record["repetitions"]:,} draws in which the line of a `SampledCertificate` is at least
-that of all samples, for two confidences; in which it is called heavy-tailed; and in which the line
-is too small and it is not. `{record["command"]}`
+The share of {draws} draws in which the line of a `SampledCertificate` is at least that of all
+samples, for two confidences; in which it is called heavy-tailed; and in which the line is too small
+and it is not. 1,024 minibatches are looked at in 64 groups, with radii from Gaussian concentration;
+fewer have Chebyshev's. `{records[0]["command"]}`, `{records[1]["command"]}`
 
 {table(header, body)}
+"""
+
+
+def out_of_memory() -> str:
+    record = read("out_of_memory")
+    settings, lines = record["settings"], list(record["results"][0]["lines"])
+    row = lambda r: [
+        str(r["seed"]),
+        r["status"],
+        *(f"{r['lines'][k]:.4f} / {r['fresh'][k]:.4f}" for k in lines),
+        f"{r['rho']:.2f}",
+        f"{r['rows_read'] / 1e6:.1f}",
+        f"{r['gigabytes_read']:.1f}",
+        f"{r['seconds']:.0f}",
+        f"{r['peak_gibibytes']:.2f}",
+    ]
+    header = ["seed", "status", *lines, "ρ", "million rows read", "GB", "seconds", "peak GiB"]
+    return f"""## More rows than memory holds
+
+Group-robust logistic regression with a tuned ridge, {settings["rows"] / 1e6:g} million rows of 50
+columns in both levels together, made as they are read from a `Host` source with minibatches of
+{settings["batch"]}. `bx.solve` with tolerance {settings["tolerance"]:g} and confidence
+{settings["confidence"]:g}, nothing else set; seconds have compilation in them. Each line is as
+certified / as it is on {settings["fresh"] / 1e6:g} million fresh rows, in plain NumPy, without any
+radius. `{record["command"]}`
+
+{table(header, [row(r) for r in record["results"]])}
 """

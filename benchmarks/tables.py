@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from deep_tables import deep_cost, deep_dominoes, deep_variants
+from deep_variance_tables import deep_variance
 from robust_tables import robust, robust_large
 from stochastic_tables import (
     coverage,
     minibatches,
+    out_of_memory,
     sapd_overhead,
     stochastic,
     stochastic_constrained,
@@ -771,10 +773,11 @@ within one run do. Every number below is read from `results/` by `tables.py`.
         stochastic,
         stochastic_constrained,
         minibatches,
+        out_of_memory,
         coverage,
         sapd_overhead,
     )
-    others += measured(robust, robust_large, deep_dominoes, deep_variants, deep_cost)
+    others += measured(robust, robust_large, deep_dominoes, deep_variants, deep_variance, deep_cost)
     parts = [linear(), linear_tight(), *others, suite(), together(), optfom_overhead(), library()]
     (HERE / "README.md").write_text("\n".join([intro, *parts]))
 

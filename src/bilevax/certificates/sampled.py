@@ -120,7 +120,10 @@ class SampledCertificate(Certificate):
         return "\n".join([super().__str__(), *([self.caution] if self.heavy_tailed else [])])
 
     def advice(self, line: str) -> tuple[str, str]:
-        return self.estimate.advice(line)
+        what, advice = self.estimate.advice(line)
+        if self.radii[line] < self.lines()[line] / 2:
+            return what, advice
+        return f"{what}, most of it what samples leave open", "larger minibatches"
 
     def assumptions(self) -> list[str]:
         return self.estimate.assumptions()

@@ -189,7 +189,7 @@ def sufficient(
     them has its variance divided by b on top, so that less of it is left on more of them.
     """
     definition, lines = definition_of(problem), certificate.estimate.lines()
-    seen = Means(_tables(problem, point, batches), len(jax.tree.leaves(batches)[0]))
+    seen = Means(tables(problem, point, batches), len(jax.tree.leaves(batches)[0]))
     spread = Spread.of(definition, problem, point, seen)
     own = definition.own_slopes(spread.gradient)
     alpha = _share_of_error(definition, own, (1 - confidence) * share)
@@ -219,13 +219,14 @@ def sufficient(
 
 def deviation(problem: Form, point: Point, batches: Tree) -> float:
     """√E‖g − E g‖², estimated, of the gradient g that lines are made of on one of these."""
-    seen = Means(_tables(problem, point, batches), len(jax.tree.leaves(batches)[0]))
+    seen = Means(tables(problem, point, batches), len(jax.tree.leaves(batches)[0]))
     spread = Spread.of(definition_of(problem), problem, point, seen)
     return math.sqrt(np.sum(spread.flat(spread.gradient) ** 2) / (seen.batches - 1))
 
 
 @quick
-def _tables(problem: Form, point: Point, batches: Tree) -> Tree:
+def tables(problem: Form, point: Point, batches: Tree) -> Tree:
+    """The tangents on each of some minibatches in memory."""
     return jax.lax.map(lambda batch: tangents(problem.on(batch), point), batches)
 
 
