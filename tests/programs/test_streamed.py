@@ -7,7 +7,7 @@ import pytest
 
 import bilevax as bx
 from bilevax.certificates import judge
-from bilevax.certificates.sampled import averaged, drawn_batches, estimation_cost
+from bilevax.certificates.sampled import averaged, drawn_batches
 from bilevax.certificates.streamed import held_out_means, normal_error, streamed_certificate
 from bilevax.problems.tangents import tabulated
 from bilevax.terms import Box, Free, Simplex
@@ -106,8 +106,11 @@ def test_the_radius_is_that_of_gaussian_concentration():
     """Of the deviations ±2 along one axis, 32 each, the variance is 256/63."""
     deviations = np.zeros((64, 3))
     deviations[:32, 1], deviations[32:, 1] = 2.0, -2.0
-    wanted = (2 * np.log(100) * 256 / 63 / 64) ** 0.5 * estimation_cost(64, 0.01)
+    wanted = (63 * (100 ** (2 / 63) - 1) * 256 / 63 / 64) ** 0.5
     assert normal_error(deviations, 0.01) == pytest.approx(wanted)
+    assert wanted > (2 * np.log(100) * 256 / 63 / 64) ** 0.5  # what a known variance would give
+    deviations[0, 0] = np.nan
+    assert normal_error(deviations, 0.01) == np.inf
     assert normal_error(np.zeros((64, 0)), 0.01) == 0
 
 

@@ -20,7 +20,9 @@ class FakeJudge:
     def sufficient(self, point, certificate, attempt, most):
         return most if certificate.epsilon < 1 else 0
 
-    def confirmed(self, point, attempt, count=0):
+    def confirmed(self, point, attempt, count=0, late=lambda: False):
+        if late():
+            return None
         found = self.left.pop(0)
         if found is None:
             raise KeyboardInterrupt
@@ -76,6 +78,8 @@ def test_more_samples_are_asked_where_they_would_be_enough():
     assert verdicts.confirmations == 0
     verdicts.add(0.5, 1, 0.0)
     assert not verdicts.confirm()  # nobody may look so long
+    assert not verdicts.confirm(2048, lambda: True)  # it is too late
+    assert (verdicts.confirmations, verdicts.confirmed) == (0, False)
     assert verdicts.confirm(2048)
     assert (verdicts.looked_at, verdicts.gradients) == (2048, 5 + 2048)
     assert verdicts.certificate.epsilon == 0.09

@@ -114,5 +114,6 @@ def _sampled(
     if not many:
         return sampled_certificate(problem, point, half(kept), estimate, confidence)
     means = held_out_means(problem, point, count, key, skip=2 * kept)
+    assert means is not None  # it is never too late
     found = streamed_certificate(problem, point, means, estimate.allowances, confidence, sizes=True)
     return dataclasses.replace(found, breach=estimate.breach)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ from bilevax.certificates.certificate import Certificate
 from bilevax.certificates.definition import Definition, definition_of, judge
 from bilevax.certificates.sampled import (
     SampledCertificate,
-    estimation_cost,
     largest_share,
 )
 from bilevax.data.source import HELD_OUT
@@ -56,10 +55,22 @@ class Means:
 _table = steady(tangents)
 
 
-def means(problem: Form, point: Point, batches: Iterator[Tree], count: int) -> Means:
-    """From the next `count` minibatches, or a few more. Each is read once and dropped."""
-    size = math.ceil(count / GROUPS)
-    groups = [_mean(problem, point, itertools.islice(batches, size)) for _ in range(GROUPS)]
+def means(
+    problem: Form,
+    point: Point,
+    batches: Iterator[Tree],
+    count: int,
+    late: Callable[[], bool] = lambda: False,
+) -> Means | None:
+    """From the next `count` minibatches, or a few more. Each is read once and dropped.
+
+    There are none where it has become too late to go on.
+    """
+    size, groups = math.ceil(count / GROUPS), []
+    for _ in range(GROUPS):
+        if late():
+            return None
+        groups.append(_mean(problem, point, itertools.islice(batches, size)))
     return Means(jax.tree.map(lambda *leaves: np.stack(leaves), *groups), size * GROUPS)
 
 
@@ -73,11 +84,18 @@ def _mean(problem: Form, point: Point, batches: Iterator[Tree]) -> Tree:
     return jax.tree.map(lambda leaf, like: (leaf / count).astype(like.dtype), total, table)
 
 
-def held_out_means(problem: Form, point: Point, count: int, key: int, skip: int = 0) -> Means:
+def held_out_means(
+    problem: Form,
+    point: Point,
+    count: int,
+    key: int,
+    skip: int = 0,
+    late: Callable[[], bool] = lambda: False,
+) -> Means | None:
     """From minibatches of a stream of their own, without the first ones."""
     source = problem.data.held_out(key)
     stream = itertools.islice(source.batches(source.init(HELD_OUT + key)), skip, None)
-    return means(problem, point, (batch for _, batch in stream), count)
+    return means(problem, point, (batch for _, batch in stream), count, late)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,22 +127,26 @@ def _parts(definition: Definition, problem: Form, point: Point, tables: Tree) ->
 def normal_error(deviations: np.ndarray, alpha: float) -> float:
     """By how much a line on the mean of m normal vectors is too small, but for a share α of draws.
 
-    A line F is a convex function of the mean with a slope of at most 1. On the mean it is what it
-    should be, or more, in expectation (Jensen), and below that by more than √(2·ln(1/α)·λ/m) with
-    probability α at most, where λ is the largest eigenvalue of the covariance of one vector
-    (Gaussian concentration). That is estimated from the same vectors; for that comes t/z.
+    A line is a convex function of the mean with a slope of at most 1. In expectation it is what it
+    should be on the true mean, or more (Jensen), and it is below that by more than s with
+    probability exp(−m·s²/(2λ)) at most, where λ is the largest eigenvalue of the covariance of one
+    vector (Gaussian concentration). The estimate of λ from the same vectors is independent of their
+    mean and at least λ·χ²/(m − 1) with m − 1 degrees of freedom. In the mean over these, with
+    s² = (m − 1)(α^(−2/(m − 1)) − 1)/m times the estimate, the probability is α.
     """
     m = len(deviations)
     if deviations.shape[1] == 0:
         return 0.0
     gram = deviations @ deviations.T / (m - 1)
+    if not np.all(np.isfinite(gram)):
+        return math.inf
     largest = max(float(np.linalg.eigvalsh(gram)[-1]), 0.0)
-    return estimation_cost(m, alpha) * math.sqrt(2 * math.log(1 / alpha) * largest / m)
+    return math.sqrt((m - 1) * math.expm1(-2 * math.log(alpha) / (m - 1)) * largest / m)
 
 
-def _share_of_error(definition: Definition, own: dict[str, Tree], alpha: float) -> float:
-    """What each statement may err with: the gap's bound has one for each of two blocks."""
-    return alpha / (definition.statements() + len(own) + 1)
+def _share_of_error(lines: dict[str, float], alpha: float) -> float:
+    """What each statement may err with: one a line, and the gap has a value and two slopes."""
+    return alpha / (len(lines) + 2)
 
 
 def streamed_certificate(
@@ -146,7 +168,7 @@ def streamed_certificate(
     estimate = definition.of_samples(problem, point, _rounded(estimate, allowances))
     spread, lines = Spread.of(definition, problem, point, seen), estimate.lines()
     own = definition.own_slopes(spread.gradient)
-    alpha = _share_of_error(definition, own, (1 - confidence) * share)
+    alpha = _share_of_error(lines, (1 - confidence) * share)
     least = math.sqrt(definition.least_variance(problem, point) / seen.batches)
     least *= math.sqrt(2 * math.log(1 / alpha))
     error = lambda part: max(least, normal_error(spread.flat(part), alpha))
@@ -157,6 +179,7 @@ def streamed_certificate(
         line: definition.radii(problem, point, lines, slopes[line], value)[line] for line in lines
     }
     squares = [np.sum(spread.flat(part) ** 2, axis=1) for part in (spread.gradient, spread.value)]
+    dtype = trees.dtype_of(seen.total)
     middle = jax.device_get(_parts(definition, problem, point, _one(seen.total)))
     of_means = [float(trees.norm(part)) for part in middle]
     return SampledCertificate(
@@ -166,7 +189,9 @@ def streamed_certificate(
         confidence=confidence,
         batches=seen.batches,
         groups=GROUPS,
-        largest_share=max(largest_share(s, size) for s, size in zip(squares, of_means)),
+        largest_share=max(
+            largest_share(s.astype(dtype), size) for s, size in zip(squares, of_means)
+        ),
         sizes=estimate.sizes,
         allowances=estimate.allowances,
         breach=estimate.breach,
@@ -186,18 +211,21 @@ def sufficient(
     """How many minibatches would show that a point's lines are below their aims; 0 if too many.
 
     A guess from some minibatches and the certificate on these. The square of a distance on b of
-    them has its variance divided by b on top, so that less of it is left on more of them.
+    them has about its variance divided by b on top, so that less of it is left on more of them.
     """
     definition, lines = definition_of(problem), certificate.estimate.lines()
+    if not all(lines[k] - certificate.radii[k] <= aim for k, aim in aims.items()):
+        return 0  # whatever others say
     seen = Means(tables(problem, point, batches), len(jax.tree.leaves(batches)[0]))
     spread = Spread.of(definition, problem, point, seen)
     own = definition.own_slopes(spread.gradient)
-    alpha = _share_of_error(definition, own, (1 - confidence) * share)
+    alpha = _share_of_error(lines, (1 - confidence) * share)
     now = seen.batches
     off = lambda part: math.sqrt(np.sum(spread.flat(part) ** 2) / (now - 1) / now)
     parts = {line: own.get(line, spread.gradient) for line in lines}
     slopes = {line: off(part) for line, part in parts.items()}
     errors = {line: normal_error(spread.flat(part), alpha) for line, part in parts.items()}
+    chance = {line: _by_chance(spread.flat(part)) for line, part in parts.items()}
     value, value_error = off(spread.value), normal_error(spread.flat(spread.value), alpha)
 
     def enough(count: int) -> bool:
@@ -205,16 +233,23 @@ def sufficient(
         for line, aim in aims.items():
             by = lambda s, v, line=line: definition.radii(problem, point, lines, s, v)[line]
             if line in own and by(slopes[line], 0.0) == slopes[line]:  # a distance
-                rest = max(lines[line] ** 2 - slopes[line] ** 2, 0.0)
+                rest = max(lines[line] ** 2 - chance[line] * slopes[line] ** 2, 0.0)
                 there = math.sqrt(rest + (less * slopes[line]) ** 2)
             else:
                 there = max(LEFT * lines[line], lines[line] - by(slopes[line], value))
-            if there + by(less * errors[line], less * value_error) > MARGIN * aim:
+            if not there + by(less * errors[line], less * value_error) <= MARGIN * aim:
                 return False
         return True
 
-    counts = (int(GROUPS * LEAST_IN_GROUP * 2 ** (k / 2)) for k in range(2 * MOST_DOUBLINGS))
+    counts = (GROUPS * int(LEAST_IN_GROUP * 2 ** (k / 2)) for k in range(2 * MOST_DOUBLINGS))
     return next((c for c in counts if c <= most and enough(c)), 0)
+
+
+def _by_chance(deviations: np.ndarray) -> float:
+    """How many times its mean ‖e‖² is without much luck: 1 + 2√(2/d), with d = (tr S)²/tr S²."""
+    gram = deviations @ deviations.T
+    squares = float(np.sum(gram**2))
+    return 1 + 2 * math.sqrt(2 * squares) / float(np.trace(gram)) if squares > 0 else 1.0
 
 
 def deviation(problem: Form, point: Point, batches: Tree) -> float:

@@ -20,7 +20,7 @@ from bilevax.data.source import HELD_OUT, Source, as_key
 from bilevax.trees import Tree
 
 # The number of epochs between the first epochs of two certificates.
-EPOCHS_APART = 1024
+EPOCHS_APART = 1 << 13
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Host(Source[HostState]):
     buffer: int = eqx.field(static=True)
     reader: Reader = eqx.field(static=True)
     others: LaterEpochs | None = eqx.field(static=True)
+    others_per_epoch: int | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -86,11 +87,12 @@ class Host(Source[HostState]):
             batches_per_epoch = int(batches_per_epoch)
         check_make(make, "make")
         self.others = LaterEpochs(make, HELD_OUT) if callable(make) else None
+        self.others_per_epoch = batches_per_epoch
         if held_out is not None:
             check_make(held_out, "held_out")
             if not callable(held_out):
                 raise TypeError("Host: held_out must be a function held_out(epoch)")
-            self.others = LaterEpochs(held_out, 0)
+            self.others, self.others_per_epoch = LaterEpochs(held_out, 0), None
         self.batch, self.buffer = int(batch), int(buffer)
         epochs = Epochs(make, self.batch, batches_per_epoch)
         self.reader = Reader(epochs, self.buffer, shapes_of(example, self.batch))
@@ -152,7 +154,13 @@ class Host(Source[HostState]):
             )
         make = LaterEpochs(self.others.make, self.others.first + EPOCHS_APART * key)
         check_shuffled(make)
-        return Host(make, batch=self.batch, example=self.reader.shapes(), buffer=self.buffer)
+        return Host(
+            make,
+            batch=self.batch,
+            example=self.reader.shapes(),
+            buffer=self.buffer,
+            batches_per_epoch=self.others_per_epoch,
+        )
 
 
 def check_make(make: Any, name: str) -> None:

@@ -31,7 +31,8 @@ class RunState:
     began anew; `stage` is which method is at work, and `fell_back_at` the count of gradients at
     which another one took over last, or None. `confirmations` counts how often a certificate from
     samples was tried on other samples, `confirmed` says whether the best point's was, and
-    `looked_at` on how many minibatches, if on more than usual.
+    `looked_at` on how many minibatches, if on more than usual; `least` is the least ε of all points
+    that were the best.
     `withdrawals` counts the certified points that were left since F fell nearby.
     """
 
@@ -50,6 +51,7 @@ class RunState:
     confirmations: int = 0
     confirmed: bool = False
     looked_at: int = 0
+    least: float | None = None
     withdrawals: int = 0
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from bilevax.certificates import Certificate, judge
 from bilevax.certificates.around import affordable_steps
@@ -24,6 +25,8 @@ from bilevax.driver.checkpoint import RunState
 from bilevax.driver.downhill import downhill
 from bilevax.problems import Form, Point
 from bilevax.solvers.base import Task
+
+Late: TypeAlias = Callable[[], bool]
 
 # How often a run leaves a certified point from which F falls.
 WITHDRAWALS = 8
@@ -87,15 +90,21 @@ class Judge:
         aims = certificate.allowed(self.tolerance, self.relative)
         return sufficient(self.stated, point, self.batches, certificate, *said, aims, most)
 
-    def confirmed(self, point: Point, attempt: int, count: int = 0) -> Certificate:
+    def confirmed(
+        self, point: Point, attempt: int, count: int = 0, late: Late = lambda: False
+    ) -> Certificate | None:
         """On minibatches that had no part in choosing the point, `count` of them if that is given.
+
+        There is none where it becomes too late on the way.
 
         The best of many checks is too good on those it was chosen by. The t-th time may err with
         probability α/(t(t + 1)), so that all times together err with α = 1 − confidence at most.
         """
         key, said, sizes = RUN_KEYS + attempt, (self.confidence, _share(attempt)), self.relative > 0
         if count:
-            seen = held_out_means(self.stated, point, count, key)
+            seen = held_out_means(self.stated, point, count, key, late=late)
+            if seen is None:
+                return None
             allowances = judge(self.problem, point).allowances
             return streamed_certificate(self.stated, point, seen, allowances, *said, sizes=sizes)
         batches = drawn_batches(self.stated, batches_in_memory(self.stated), key)
@@ -162,7 +171,8 @@ class Verdicts:
         self.judge, self.best = judge, start
         self.confirmations, self.confirmed, self.looked_at, self.withdrawals = 0, False, 0, 0
         self.gradients = 0  # of the checks
-        self.certificate = self.checked = judge(start, 1)
+        self.certificate: Certificate = judge(start, 1)
+        self.checked: Certificate = self.certificate
         self.least = judge.excess(self.checked)  # ε of the points that were kept
         self.history: dict[str, list[float]] = {}
 
@@ -190,18 +200,18 @@ class Verdicts:
         self.least = min(self.least, self.judge.excess(certificate))
         self.confirmed, self.looked_at = False, 0
 
-    def confirm(self, most: int = 0) -> bool:
+    def confirm(self, most: int = 0, late: Late = lambda: False) -> bool:
         """Whether the best point is certified; if samples say so, whether other samples agree.
 
         Where more minibatches, `most` of them at the most, would make its lines small enough, these
-        are asked.
+        are asked, unless it becomes too late.
         """
         if self.holds:
             self.ask_other_samples()
         elif not self.judge.exact and not self.confirmed and most:
             attempt = self.confirmations + 1
             if count := self.judge.sufficient(self.best, self.checked, attempt, most):
-                self.ask_other_samples(count)
+                self.ask_other_samples(count, late)
         return self.holds
 
     def compile_examination(self, look: bool) -> None:
@@ -230,11 +240,14 @@ class Verdicts:
         self.withdrawals += 1
         return start
 
-    def ask_other_samples(self, count: int = 0) -> None:
+    def ask_other_samples(self, count: int = 0, late: Late = lambda: False) -> None:
         if self.judge.exact or self.confirmed:
             return
         attempt = self.confirmations + 1
-        certificate = self.judge.confirmed(self.best, attempt, count)  # which may be interrupted
+        # This may be interrupted.
+        certificate = self.judge.confirmed(self.best, attempt, count, late)
+        if certificate is None:
+            return
         self.gradients += count or self.judge.cost
         self.confirmations, self.confirmed, self.certificate = attempt, True, certificate
         self.looked_at = count
@@ -248,6 +261,7 @@ class Verdicts:
             "confirmations": self.confirmations,
             "confirmed": self.confirmed,
             "looked_at": self.looked_at,
+            "least": self.least,
             "withdrawals": self.withdrawals,
         }
 
@@ -259,6 +273,8 @@ class Verdicts:
         self.history = {name: list(column) for name, column in saved.history.items()}
         self.looked_at = saved.looked_at
         self.certificate = self.checked = self.judge(self.best, self.confirmations + 1)
-        self.least = self.judge.excess(self.checked)
+        self.least = self.judge.excess(self.checked) if saved.least is None else saved.least
         if self.confirmed:
-            self.certificate = self.judge.confirmed(self.best, self.confirmations, self.looked_at)
+            again = self.judge.confirmed(self.best, self.confirmations, self.looked_at)
+            assert again is not None  # it is never too late
+            self.certificate = again

@@ -117,7 +117,7 @@ class Run:
     def _check(self, piece: Piece, done: bool) -> Status | None:
         done &= not self._judge(piece)
         look = schedule.longest_look(self.gradients, self.solver.provisional)
-        holds = self.verdicts.confirm(0 if self.limits.late(self.clock) else look)
+        holds = self.verdicts.confirm(look, lambda: self.limits.late(self.clock))
         status = self._concluded() if holds else None  # before anyone is shown it
         self._show()
         if self.checkpoint is not None:

@@ -738,7 +738,7 @@ def _followed(s: NewtonState) -> NewtonState:
 
     With barriers, whose paths are smooth, it is followed to a nearer one first.
     """
-    far = s.times > LEAST_TIMES
+    far = jnp.maximum(s.times, 1 / s.times) > LEAST_TIMES
 
     def settling() -> NewtonState:
         phase = jnp.full_like(s.phase, SETTLE)
@@ -777,7 +777,8 @@ def _nearer(s: NewtonState) -> NewtonState:
 def _again(s: NewtonState, times: Array, beside: bool) -> NewtonState:
     """Follow the solution from the center, or from beside it, with ρ there times this."""
     tau = _smaller(s.center_tau, times, s.target + s.relative)
-    at = _at_another(s, jnp.minimum(times, s.wished), tau)
+    nearest = jnp.where(s.wished < 1, jnp.maximum(times, s.wished), jnp.minimum(times, s.wished))
+    at = _at_another(s, nearest, tau)
     if not beside:
         at = dataclasses.replace(at, kinked=jnp.ones((), bool))
     return dataclasses.replace(at, times=times, phase=jnp.full_like(s.phase, FOLLOW))
