@@ -77,6 +77,9 @@ def differences(record: dict[str, Any], beside: str = TODAY) -> str:
 
 def deep_variance() -> str:
     record = read("deep_variance")
+    scored = [run for run in record["runs"] if not run["name"].endswith("picking")]
+    seeds = {n: len({r["seed"] for r in scored if r["network"] == n}) for n in ("cnn", "resnet18")}
+    cut = " It was cut at its time limit, so not every variant has all of them." * record["cut"]
     return f"""### With less noise
 
 Worst-group test accuracy in percent at equal image gradients (a forward and a backward pass of one
@@ -85,8 +88,9 @@ image): those of {record["steps"]} steps of {record["images_per_step"]} images, 
 d = g(w; ξ) + (1 − a)·(d⁻ − g(w⁻; ξ)). Anchors: every eighth step from 1024 images, between them the
 same with a = 0. Growing: steps from 128 to 1024 images, gathered in minibatches of 64, twice as
 many when noise² > θ²·‖gradient‖². Learning rates are picked as above, for each variant. Differences
-are paired by seeds, with 95 % intervals; the last column's hold for all variants together.
-`{record["command"]}`
+are paired by seeds, with 95 % intervals; the last column's hold for all variants together. There
+are {seeds["cnn"]} seeds of the CNN and {seeds["resnet18"]} of ResNet-18.{cut} θ was chosen on
+seed 0. `{record["command"]}`
 
 {differences(record)}
 """

@@ -250,7 +250,8 @@ def coverage() -> str:
 The share of {draws} draws in which the line of a `SampledCertificate` is at least that of all
 samples, for two confidences; in which it is called heavy-tailed; and in which the line is too small
 and it is not. 1,024 minibatches are looked at in 64 groups, with radii from Gaussian concentration;
-fewer have Chebyshev's. `{records[0]["command"]}`, `{records[1]["command"]}`
+fewer have Chebyshev's. (The radii of 1,024 have become a little wider since.)
+`{records[0]["command"]}`, `{records[1]["command"]}`
 
 {table(header, body)}
 """
@@ -277,7 +278,7 @@ columns in both levels together, made as they are read from a `Host` source with
 {settings["batch"]}. `bx.solve` with tolerance {settings["tolerance"]:g} and confidence
 {settings["confidence"]:g}, nothing else set; seconds have compilation in them. Each line is as
 certified / as it is on {settings["fresh"] / 1e6:g} million fresh rows, in plain NumPy, without any
-radius. `{record["command"]}`
+radius. (Radii have become a little wider since this was measured.) `{record["command"]}`
 
 {table(header, [row(r) for r in record["results"]])}
 """
