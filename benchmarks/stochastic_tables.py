@@ -89,7 +89,8 @@ minibatches, or plain data (`all rows`). A pass is a gradient of all rows, check
 source {certified} of {len(ratios)} runs are certified; they take {max(ratios):.2f} times the passes
 of plain data at most, and at 0.01 less than half of them on {len(half)} of {len(loose)} problems:
 those with more than 2²² numbers. Smaller ones are taken at once, since more programs would take
-longer to compile than they save. Wall seconds have compilation in them. `{record["command"]}`
+longer to compile than they save. Wall seconds have compilation in them; it was run in
+{record["run"]}. `{record["command"]}`
 
 {table([*header, "seconds", "wall", "F"], [row(r) for r in found])}
 """
@@ -250,8 +251,7 @@ def coverage() -> str:
 The share of {draws} draws in which the line of a `SampledCertificate` is at least that of all
 samples, for two confidences; in which it is called heavy-tailed; and in which the line is too small
 and it is not. 1,024 minibatches are looked at in 64 groups, with radii from Gaussian concentration;
-fewer have Chebyshev's. (The radii of 1,024 have become a little wider since.)
-`{records[0]["command"]}`, `{records[1]["command"]}`
+fewer have Chebyshev's. `{records[0]["command"]}`, `{records[1]["command"]}`
 
 {table(header, body)}
 """
@@ -278,7 +278,8 @@ columns in both levels together, made as they are read from a `Host` source with
 {settings["batch"]}. `bx.solve` with tolerance {settings["tolerance"]:g} and confidence
 {settings["confidence"]:g}, nothing else set; seconds have compilation in them. Each line is as
 certified / as it is on {settings["fresh"] / 1e6:g} million fresh rows, in plain NumPy, without any
-radius. (Radii have become a little wider since this was measured.) `{record["command"]}`
+radius. It was run {record["run"]}; with JAX for CPUs alone the peak is about half a GiB lower.
+`{record["command"]}`
 
 {table(header, [row(r) for r in record["results"]])}
 """
