@@ -204,7 +204,7 @@ FAULTS = [
     Fault("solvers/multipliers.py", "    if fixed(problem):\n        touched",
           "    if not fixed(problem):\n        touched",
           ("tests/programs/test_constrained.py::test_a_bound_grows_unless_it_is_the_one_given",)),
-    Fault("theory.py", "sigma_y = eps / (2 * Dq)", "sigma_y = eps / Dq",
+    Fault("theory/bounds.py", "sigma_y = eps / (2 * Dq)", "sigma_y = eps / Dq",
           ("tests/unit/test_theory.py",)),
     Fault("solvers/penalty.py", "y_weight=epsilon / (2 * diameter)", "y_weight=epsilon / diameter",
           ("tests/unit/test_theory.py",)),

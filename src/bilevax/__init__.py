@@ -20,6 +20,8 @@ from bilevax.problems import (
     Multipliers,
     Point,
 )
+from bilevax.problems.lagrangian import lagrangian
+from bilevax.problems.reformulations import penalty
 from bilevax.solvers import (
     FOP,
     SAPD,
@@ -76,6 +78,8 @@ __all__ = [
     "certify",
     "data",
     "enable_cache",
+    "lagrangian",
+    "penalty",
     "polish",
     "problems",
     "solve",

@@ -179,7 +179,7 @@ def test_hashes_of_rows_are_those_of_their_content():
 
 BAD = [
     ({"eta": 0.0}, "eta must be finite and > 0"),
-    ({"l2": -1.0}, "l2 must be finite and > 0"),
+    ({"l2": -1.0}, "l2 must be finite and ≥ 0"),
     ({"tol": np.nan}, "tol must be finite and > 0"),
     ({"max_iter": 0}, "max_iter must be a whole number ≥ 1"),
     ({"solver": "sgd"}, "solver must be 'auto', 'newton' or 'sampled', not 'sgd'"),
@@ -196,8 +196,9 @@ def test_bad_settings_are_named(given, says):
 
 TUNED_BAD = [
     ({"validation_fraction": 1.0}, "validation_fraction must be between 0 and 1"),
-    ({"eta_bounds": (1.0, 0.1)}, "eta_bounds must be 0 < low < high"),
+    ({"eta_bounds": (1.0, 0.1)}, "eta_bounds must be 0 ≤ low ≤ high"),
     ({"l2_bounds": 3.0}, "l2_bounds must be two numbers"),
+    ({"l2_bounds": (0.0, 1.0)}, "l2_bounds must be 0 < low ≤ high, or"),
     ({"tol": 0.0}, "tol must be finite and > 0"),
 ]
 
@@ -209,13 +210,17 @@ def test_bad_settings_of_the_tuned_are_named(given, says):
         TunedGroupDROClassifier(**given).fit(x, y, groups)
 
 
-@pytest.mark.parametrize("share", [0.0, 1.5, np.nan])
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.5, np.nan])
 def test_a_share_is_a_share(share):
     x, y, _ = blobs()
     with pytest.raises(ValueError, match="share must be"):
-        TailRiskClassifier(share).fit(x, y)
-    with pytest.raises(ValueError, match="share must be"):
         TunedTailRiskClassifier(share).fit(x, y)
+    if share == 0:  # no cap of the training weights
+        return
+    with pytest.raises(ValueError, match="share must be"):
+        TailRiskClassifier(share).fit(x, y)
+    with pytest.raises(ValueError, match="train_share must be"):
+        TunedTailRiskClassifier(train_share=share).fit(x, y)
 
 
 def test_bad_groups_are_named():

@@ -25,6 +25,12 @@ def test_the_example_of_embeddings_helps_the_worst_group(capsys):
     assert found["epsilon"] <= 1e-3
 
 
+def test_the_example_of_tail_tuning_is_certified_and_agrees_with_a_search(capsys):
+    found = runpy.run_path(str(ROOT / "examples" / "tail_tuning.py"))["main"]()
+    assert found["risk"] == pytest.approx(found["known"], abs=1e-5)
+    assert "Certified" in capsys.readouterr().out
+
+
 def test_the_readme_is_as_long_as_a_readme_should_be():
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     assert 150 <= len(prose.split()) <= 450

@@ -57,6 +57,13 @@ def bilevel(upper: Any = f, lower: Any = g, **options: Any) -> bx.BilevelProblem
     return bx.BilevelProblem(upper, lower, **given)
 
 
+def bounded_above(**options: Any) -> bx.ConstrainedBilevelProblem:
+    total = lambda x, y: jnp.sum(x * y)
+    return bx.ConstrainedBilevelProblem(
+        total, total, constraints=lambda x, y: y, x=BOX, y=BOX, **options
+    )
+
+
 FULL = {"x2": BOX, "y2": BOX}
 
 
@@ -601,6 +608,52 @@ SOLVE = [
     ),
 ]
 
+REFORMULATIONS = [
+    row("penalty-rho", lambda: bx.penalty(bilevel(), 0.0), ValueError, "rho … > 0"),
+    row("penalty-nan", lambda: bx.penalty(bilevel(), NAN), ValueError, "rho … finite"),
+    row("penalty-array", lambda: bx.penalty(bilevel(), TWO), TypeError, "rho … one number"),
+    row("penalty-none", lambda: bx.penalty(bilevel(), None), TypeError, "rho … one number"),  # pyright: ignore[reportArgumentType]
+    row("penalty-form", lambda: bx.penalty(minimax(), 1.0), TypeError, "BilevelProblem, not"),  # pyright: ignore[reportArgumentType]
+    row(
+        "penalty-constrained",
+        lambda: bx.penalty(bounded_above(), 1.0),  # pyright: ignore[reportArgumentType]
+        TypeError,
+        "bilevax.lagrangian(problem, start)",
+    ),
+    row(
+        "penalty-point",
+        lambda: bx.penalty(bilevel(), 1.0).stated_point(UPPER_LOWER),
+        TypeError,
+        "x=(x1, y1, y2)",
+    ),
+    row(
+        "lagrangian-form",
+        lambda: bx.lagrangian(bilevel(), UPPER_LOWER),  # pyright: ignore[reportArgumentType]
+        TypeError,
+        "ConstrainedBilevelProblem, not a BilevelProblem",
+    ),
+    row(
+        "lagrangian-bound",
+        lambda: bx.lagrangian(bounded_above(), XY),
+        ValueError,
+        "multiplier_bound=… … slater_margin",
+    ),
+    row(
+        "lagrangian-upper-bound",
+        lambda: bx.lagrangian(
+            bounded_above(multiplier_bound=1.0, upper_constraints=lambda x, y: x), XY
+        ),
+        ValueError,
+        "upper_multiplier_bound",
+    ),
+    row(
+        "lagrangian-start",
+        lambda: bx.lagrangian(bounded_above(multiplier_bound=1.0), UPPER_LOWER),
+        ValueError,
+        "start lacks x",
+    ),
+]
+
 SOLVERS = [
     row("rho", lambda: bx.PenaltyMethod(rho=-1.0), ValueError, "PenaltyMethod: rho … > 0"),
     row("epsilon", lambda: bx.PenaltyMethod(epsilon=NAN), ValueError, "epsilon … finite"),
@@ -745,7 +798,7 @@ def untouched(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize(
     ("call", "exception", "parts"),
-    [*FUNCTIONS, *PROBLEMS, *TERMS, *START, *SOLVE, *SOLVERS, *REST],
+    [*FUNCTIONS, *PROBLEMS, *TERMS, *START, *SOLVE, *REFORMULATIONS, *SOLVERS, *REST],
 )
 def test_wrong_call(call: Callable[[], Any], exception: type[Exception], parts: list[str]):
     with pytest.raises(Exception) as caught:  # noqa: PT011

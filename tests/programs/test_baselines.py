@@ -300,7 +300,7 @@ def test_gradient_counts_are_those_of_real_calls(kind):
 
 def test_fop_goes_on_while_its_point_is_not_good_enough():
     problem = plain_problem()
-    for stages, epsilon, last in ((1, 1e-3, 1), (2, 4.9, 1), (1, 25.0, 1)):
+    for stages, epsilon, last in ((1, 1e-3, 1), (2, 4.9, 1), (1, 25.0, 0)):
         solver = FOP(stages=stages, epsilon=epsilon, extra_stages=1, **EXACT)
         solver = solver.prepare(problem, START, 0.1)
         state = advance(solver, problem, begin(solver, problem, START), FAR)
@@ -315,6 +315,28 @@ def test_fop_goes_on_while_its_point_is_not_good_enough():
             solver, epsilon=jnp.asarray(epsilon), stages=jnp.asarray(9, int)
         )
         assert bool(there.enough(problem, state)) == enough
+
+
+def test_limits_end_every_stage_and_are_said():
+    problem = plain_problem()
+    for kind in (FOP, SMO):
+        solver = kind(max_iterations=1, stages=2, extra_stages=0, **EXACT)
+        solver = solver.prepare(problem, START, 0.01)
+        state = advance(solver, problem, begin(solver, problem, START), FAR)
+        assert bool(solver.done(problem, state))
+        assert bool(solver.cut_short(state))
+        assert int(state.outer.iteration) == 1
+
+
+def test_smo_goes_on_below_epsilon_until_the_published_stop_holds():
+    problem = plain_problem()
+    solver = SMO(stages=2, epsilon=1e-3, extra_stages=2, **EXACT).prepare(problem, START, 0.1)
+    state = advance(solver, problem, begin(solver, problem, START), FAR)
+    assert bool(solver.done(problem, state))
+    assert int(state.stage) == 3  # neither of the first two stages, nor an extra one, is enough
+    sizes = [float(solver.constants(jnp.asarray(k)).epsilon) for k in range(4)]
+    np.testing.assert_allclose(sizes, [1.0, 0.8, 0.64, 0.512])
+    assert not bool(solver.enough(problem, state))
 
 
 def test_a_state_keeps_its_types_so_that_one_compilation_serves():

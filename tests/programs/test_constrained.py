@@ -21,7 +21,7 @@ import transcription
 from bilevax import terms
 from bilevax.driver.pieces import piece_of_steps
 from bilevax.problems import library, linear
-from bilevax.problems.lagrangian import bilevel_point, lagrangian
+from bilevax.problems.lagrangian import bilevel_point, lagrangian_problem
 from bilevax.problems.validation import validate
 from bilevax.programs import quick
 from bilevax.solvers.base import initial
@@ -720,11 +720,11 @@ def test_a_bound_grows_unless_it_is_the_one_given(given):
 
 def test_the_smoothness_of_f_is_not_taken_for_that_of_f_with_weighed_constraints():
     plain = one_dimensional(constraints=None, upper_smoothness=2.0)
-    assert lagrangian(plain, bounds_of(plain, LINE)).upper_smoothness == 2.0
+    assert lagrangian_problem(plain, bounds_of(plain, LINE)).upper_smoothness == 2.0
     found = one_dimensional(upper_smoothness=2.0)  # its constraints are shared with the upper level
-    assert lagrangian(found, bounds_of(found, LINE)).upper_smoothness is None
+    assert lagrangian_problem(found, bounds_of(found, LINE)).upper_smoothness is None
     given = one_dimensional(upper_smoothness=2.0, multiplier_bound=3.0)
-    assert lagrangian(given, bounds_of(given, LINE)).upper_smoothness == 2.0
+    assert lagrangian_problem(given, bounds_of(given, LINE)).upper_smoothness == 2.0
 
 
 @functools.cache
@@ -809,7 +809,7 @@ def test_the_penalty_method_follows_the_paper_on_a_linear_problem():
     stated = dataclasses.replace(instance.problem, multiplier_bound=np.asarray(bound))
     start = validate(stated, instance.start)
     bounds = first_bounds(stated, start)
-    problem, begin = lagrangian(stated, bounds), bilevel_point(start, bounds)
+    problem, begin = lagrangian_problem(stated, bounds), bilevel_point(start, bounds)
     solver = bx.PenaltyMethod().prepare(problem, begin, epsilon)
     state = solver.init(problem, begin)
     far = jnp.asarray(10**9)
@@ -855,7 +855,7 @@ def test_data_is_an_argument_and_not_a_constant_of_the_program():
     stated = problem_of(FAMILY["logistic"] | {"D": large}, **given)
     start = validate(stated, start_at())
     bounds = first_bounds(stated, start)
-    problem, begin = lagrangian(stated, bounds), bilevel_point(start, bounds)
+    problem, begin = lagrangian_problem(stated, bounds), bilevel_point(start, bounds)
     solver = bx.Adaptive().prepare(problem, begin, TOLERANCE)
     state = initial(solver, problem, begin)
     text = quick(piece_of_steps).lower(solver, problem, state, jnp.asarray(4)).as_text()

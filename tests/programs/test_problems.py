@@ -12,7 +12,7 @@ import pytest
 import bilevax as bx
 from bilevax import terms, trees
 from bilevax.problems import constants, library
-from bilevax.problems.reformulations import lower_level, penalty, penalty_blocks, penalty_point
+from bilevax.problems.reformulations import lower_level, penalty_blocks, penalty_point
 from instances import get
 
 BOX = terms.Box(-1.0, 1.0)
@@ -154,7 +154,7 @@ def test_the_penalty_is_the_papers_formula():
     )
     rng = np.random.default_rng(2)
     x1, x2, y1, y2, z1, z2 = (jnp.asarray(rng.uniform(-1, 1, 2)) for _ in range(6))
-    penalised = penalty(problem, rho)
+    penalised = bx.penalty(problem, rho)
     gap = problem.lower_value(x1, y1, z2) - problem.lower_value(x1, z1, y2)
     expected = problem.upper_value(x1, x2, y1, y2) + rho * gap
     np.testing.assert_allclose(penalised.value((x1, y1, y2), (x2, z1, z2)), expected, rtol=1e-14)

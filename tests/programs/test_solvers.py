@@ -84,6 +84,39 @@ def test_optfom_follows_the_paper_step_by_step(seed, sigma_x, sigma_y):
     assert bool(state.finished) == run.converged
 
 
+def test_a_limit_on_iterations_ends_a_method_where_it_is():
+    problem, gradient, L = random_saddle(0)
+    x0, y0 = np.full(6, 0.2), np.full(4, -0.1)
+    start = bx.Point(x=jnp.asarray(x0), y=jnp.asarray(y0))
+    known = {"strong_convexity": 1.0, "strong_concavity": 0.3, "tolerance": 1e-4}
+    # At most 7 iterations and 7 in each inner loop; and none of these limits.
+    for most, cut in ((7, True), (None, False)):
+        run = transcription.optfom(
+            gradient, clip(0.6), clip(0.5), x0, y0, L, 1.0, 0.3, 1e-4, 20_000, most or np.inf
+        )
+        solver = bx.OptFOM(max_iterations=most, **known).prepare(problem, start, 1e-4)
+        state = advance(solver, problem, solver.init(problem, start), FAR)
+        np.testing.assert_allclose(state.landed, np.r_[run.point], rtol=0, atol=1e-9)
+        assert int(state.gradients) == 2 * len(run.trace)
+        assert bool(state.finished)
+        assert bool(solver.cut_short(state)) == cut
+    # With an L that is too small an inner loop would never end.
+    wild = bx.OptFOM(smoothness=L / 8, strong_convexity=L / 8, strong_concavity=1e-3)
+    wild = wild.prepare(problem, start, 1e-12)
+    state = advance(wild, problem, wild.init(problem, start), jnp.asarray(50_000))
+    assert int(state.iteration) > 1
+    said = bx.solve(problem, start, tolerance=1e-5, solver=bx.OptFOM(max_iterations=3, **known))
+    assert "OptFOM has ended, cut short by a limit on iterations" in str(said.status)
+    for options in ({"max_iterations": 1}, {"inner": bx.OptFOM(max_iterations=2)}):
+        solver = bx.ProximalPoint(**options).prepare(problem, start, 0.01)
+        state = advance(solver, problem, solver.init(problem, start), jnp.asarray(10**6))
+        assert bool(solver.cut_short(state))
+        assert "inner" in options or (int(state.iteration) == 1 and bool(state.finished))
+    for kind in (bx.OptFOM, bx.ProximalPoint, bx.FOP, bx.SMO):
+        with pytest.raises(ValueError, match=f"{kind.__name__}: max_iterations must be a whole"):
+            kind(max_iterations=0)
+
+
 @pytest.mark.parametrize("sigma_y", [0.5, 0.01])
 def test_optfom_reaches_its_tolerance_linearly(sigma_y):
     problem, _, _ = random_saddle(5, 1.0, sigma_y)

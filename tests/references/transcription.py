@@ -84,7 +84,7 @@ def _square(v):
     return float(np.dot(v, v))
 
 
-def optfom(grad, prox_p, prox_q, x0, y0, L, sigma_x, sigma_y, tolerance, max_steps):
+def optfom(grad, prox_p, prox_q, x0, y0, L, sigma_x, sigma_y, tolerance, max_steps, limit=math.inf):
     """Algorithm `mmax-alg1`: min_x max_y of h̄ + p − q, strongly convex-strongly concave.
 
     grad is the gradient of h̄, L its Lipschitz constant. The trace has one entry per landing
@@ -93,7 +93,7 @@ def optfom(grad, prox_p, prox_q, x0, y0, L, sigma_x, sigma_y, tolerance, max_ste
     landing point itself, kept for every later use; so evaluations == 2 * len(trace). (One saving
     is left out to keep that: when ᾱ = 1, (x^{k,-1}, y^{k,-1}) is the (x^k, y^k) of the closing step
     before.) At most max_steps landing points are made: when they are spent the last one is the
-    output.
+    output. Neither k nor t goes beyond limit.
     """
     x0 = np.asarray(x0, dtype=np.float64)
     y0 = np.asarray(y0, dtype=np.float64)
@@ -157,7 +157,7 @@ def optfom(grad, prox_p, prox_q, x0, y0, L, sigma_x, sigma_y, tolerance, max_ste
         trace.append(Landing(x_t, y_t, "first", k, t, lhs, rhs))
 
         # Lines 11 to 20.
-        while lhs > rhs and len(trace) < max_steps:
+        while lhs > rhs and len(trace) < max_steps and t < limit:
             beta = 2.0 / (t + 3.0)
             x_pull = x_t + beta * (x_first - x_t)
             y_pull = y_t + beta * (y_first - y_t)
@@ -194,9 +194,9 @@ def optfom(grad, prox_p, prox_q, x0, y0, L, sigma_x, sigma_y, tolerance, max_ste
         r_y = (y_tilde - y) / zeta_hat - (g[1] - g_tilde[1])
         residual = math.sqrt(_square(r_x) + _square(r_y))
         trace.append(Landing(x_tilde, y_tilde, "closing", k, t, residual, tolerance))
-        if residual <= tolerance:
-            break
         k = k + 1
+        if residual <= tolerance or k >= limit:
+            break
 
     point = (trace[-1].x, trace[-1].y) if trace else (x0, y0)
     return OptFOMResult(point, trace, evaluations)

@@ -129,3 +129,11 @@ def test_import_brings_only_what_solving_needs():
     code = f"import sys, bilevax; print([n for n in {heavy + own} if n in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]", found.stdout
+
+
+def test_modules_beside_the_package_have_names_of_their_own():
+    """Tests import from both folders by name: of two alike, the one found first would hide one."""
+    root = SOURCE.parents[1]
+    folders = [root / "benchmarks", root / "tests" / "references"]
+    names = [path.name for folder in folders for path in folder.glob("*.py")]
+    assert sorted(set(names)) == sorted(names)

@@ -31,6 +31,8 @@ class Certificate(abc.ABC):
     breach: str = dataclasses.field(default="", kw_only=True, compare=False)
     #: What was seen around the point; None where nobody looked.
     looked_around: Around | None = dataclasses.field(default=None, kw_only=True, compare=False)
+    #: Which entry of x has run away where there are no bounds, in a sentence; empty if none has.
+    ran_away: str = dataclasses.field(default="", kw_only=True, compare=False)
 
     @abc.abstractmethod
     def lines(self) -> dict[str, float]:
@@ -46,7 +48,8 @@ class Certificate(abc.ABC):
 
     def provisos(self) -> list[str]:
         """What the certificate rests on, in sentences."""
-        return [f"This assumes that {assumption}." for assumption in self.assumptions()]
+        sentences = [f"This assumes that {assumption}." for assumption in self.assumptions()]
+        return [*sentences, self.ran_away] if self.ran_away else sentences
 
     def advice(self, line: str) -> tuple[str, str]:
         """A line in the words of a sentence, and what to try where it stays too large."""
@@ -97,7 +100,8 @@ class Certificate(abc.ABC):
         if self.breach:
             return [*assumed, f"withdrawn: {self.breach}"]
         around = self.looked_around
-        return assumed if around is None else [*assumed, f"looked around: {around}"]
+        seen = [] if around is None else [f"looked around: {around}"]
+        return [*assumed, *seen, *([f"ran away: {self.ran_away}"] if self.ran_away else [])]
 
 
 def strong_convexity(modulus: float) -> list[str]:

@@ -34,7 +34,7 @@ from bilevax.certificates.witnesses import (
     saddle_point,
 )
 from bilevax.problems import BilevelProblem, Point, register
-from bilevax.problems.reformulations import lower_level, penalty, penalty_blocks
+from bilevax.problems.reformulations import lower_level, penalty_blocks, penalty_problem
 from bilevax.trees import Tree
 
 
@@ -143,7 +143,7 @@ class KKT(Definition):
         return claims
 
     def shares(self, problem: BilevelProblem, point: Point) -> dict[str, dict[str, Tree]]:
-        whole, (x, y) = penalty(problem, point.rho), penalty_blocks(point)
+        whole, (x, y) = penalty_problem(problem, point.rho), penalty_blocks(point)
         of_x, of_y = whole.gradient(x, y)
         distances = whole.x.residual(x, of_x), whole.y.residual(y, trees.scale(-1, of_y))
         (x1, y1, y2), (x2, z1, z2) = distances
@@ -182,7 +182,7 @@ class KKT(Definition):
         """∇P, and f~(x1, y1, z2) − f~(x1, z1, y2)."""
         gap = problem.smooth_lower(point.x1, point.y1, point.z2)
         gap -= problem.smooth_lower(point.x1, point.z1, point.y2)
-        return penalty(problem, point.rho).gradient(*penalty_blocks(point)), gap
+        return penalty_problem(problem, point.rho).gradient(*penalty_blocks(point)), gap
 
     def statements(self) -> int:
         return 2

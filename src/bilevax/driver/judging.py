@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from bilevax.certificates import Certificate, judge
+from bilevax.certificates.afar import look_afar
 from bilevax.certificates.around import affordable_steps
+from bilevax.certificates.definition import definition_of
 from bilevax.certificates.examination import compile_examination, examined
 from bilevax.certificates.rounding import TIMES, times
 from bilevax.certificates.sampled import (
@@ -125,6 +127,13 @@ class Judge:
         steps = self.steps(point, gradients)
         return examined(self.problem, point, certificate, steps=steps, **options)
 
+    def seen_afar(self, start: Point, point: Point, certificate: Certificate) -> Certificate:
+        """The certificate with a warning, where x has run away; with samples nobody looks."""
+        if not self.exact:
+            return certificate
+        asked = (definition_of(self.problem), self.problem, start, point)
+        return dataclasses.replace(certificate, ran_away=look_afar(*asked, self.tolerance))
+
     def steps(self, point: Point, gradients: int) -> int:
         """How many steps a lower level's solution around a point may take."""
         taken = int(gradients * (1 + TIMES) / self.weight)
@@ -217,9 +226,14 @@ class Verdicts:
     def compile_examination(self, look: bool) -> None:
         self.judge.compile_examination(self.best, self.certificate, look)
 
-    def examine(self, gradients: int, look: bool) -> None:
-        """Look for what can be said against the best point's certificate."""
+    def examine(self, gradients: int, look: bool, start: Point) -> None:
+        """Look for what can be said against the best point's certificate.
+
+        And, where that holds, whether the point has run away from the start.
+        """
         self.certificate = self.judge.examined(self.best, self.certificate, gradients, look)
+        if self.holds:
+            self.certificate = self.judge.seen_afar(start, self.best, self.certificate)
 
     @property
     def may_leave(self) -> bool:

@@ -154,7 +154,7 @@ class Run:
         begun = time.perf_counter()
         self.verdicts.compile_examination(self.look_around)
         self._leave_out(time.perf_counter() - begun)
-        self.verdicts.examine(self.gradients, self.look_around)
+        self.verdicts.examine(self.gradients, self.look_around, self.task.start)
         if self.verdicts.holds:
             return sentences.certified(self.summary)
         if not self.verdicts.may_leave:

@@ -28,6 +28,8 @@ class Summary:
     fell_back_at: int | None = None
     # Why the method that was to follow could not.
     refused: str = ""
+    # Whether a limit of the method on its iterations has ended it, or a part of it.
+    cut_short: bool = False
     # The problem as it is judged, and the best point.
     problem: Form | None = None
     point: Point | None = None
@@ -44,6 +46,7 @@ class Summary:
             first_method=run.first_method,
             fell_back_at=run.fell_back_at,
             refused=run.refused,
+            cut_short=bool(run.solver.cut_short(run.state)),
             problem=run.verdicts.judge.problem,
             point=run.verdicts.best,
         )
@@ -132,10 +135,10 @@ def budget_spent(run: Summary, budget: str) -> Status:
 
 
 def stopped_itself(run: Summary) -> Status:
-    return Status(
-        "stalled",
-        f"The stopping test of {run.method.title} holds. {run.so_far} {run.hint}{run.refused}",
-    )
+    why = f"The stopping test of {run.method.title} holds"
+    if run.cut_short:
+        why = f"{run.method.title} has ended, cut short by a limit on iterations, or a part of it"
+    return Status("stalled", f"{why}. {run.so_far} {run.hint}{run.refused}")
 
 
 def stalled(run: Summary) -> Status:

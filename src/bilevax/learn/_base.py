@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from bilevax.arguments import positive, warn, whole
+from bilevax.arguments import non_negative, positive, warn, whole
 from bilevax.learn._fit import fit_lower
 from bilevax.learn._newton import Lower
 from bilevax.learn._risk import Risk
@@ -22,7 +22,11 @@ from bilevax.learn._rows import Rows
 #: Fewer validation rows than this say little about a group.
 FEW = 5
 #: What the parameters mean that both classifiers at a given price have.
-ETA, L2 = "the price of uneven weights, > 0.", "the weight of the ridge penalty, > 0."
+ETA = "the price of uneven weights, > 0."
+L2 = (
+    "the weight of the ridge penalty. With 0 the saddle gap is certified against all models within "
+    "10·(1 + ‖w‖), and rows that can be separated have no solution, which is warned of."
+)
 
 T = TypeVar("T")
 
@@ -163,8 +167,9 @@ class PricedClassifier(RobustClassifier):
     max_iter: int = parameter("the largest number of Newton steps; a dozen is usual.", default=200)
 
     def _check_parameters(self) -> None:
-        for name in ("eta", "l2", "tol"):
+        for name in ("eta", "tol"):
             positive(getattr(self, name), name)
+        non_negative(self.l2, "l2")  # pyright: ignore[reportAttributeAccessIssue]
         whole(self.max_iter, "max_iter", 1)
 
     def _solve(self, rows: Rows, risk: Risk, eta: float, l2: float) -> Lower:

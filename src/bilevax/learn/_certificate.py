@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bilevax.certificates import KKTCertificate
+from bilevax.certificates.gap import RADIUS
 from bilevax.learn._newton import Local, Lower, Penalised, Preconditioner, Weighted, minimise
 from bilevax.learn._risk import ROUNDING
 from bilevax.learn._tuning import Levels, Tuned
@@ -32,8 +33,12 @@ def saddle_gap(at: Lower) -> float:
 
     f~(·, q) is λ-strongly convex in the coefficients, so it falls from w by at most ‖∇‖²/(2λ); in
     the intercepts it is convex, and falls by at most |∂|·(distance to the end of their range).
+    Where λ = 0 it falls by at most ‖∇‖·`radius`, within that radius of w.
     """
     gradient, slack = at.gradient, _noise(at)
+    if at.l2 == 0:
+        steep = float(np.linalg.norm(gradient)) + slack
+        return float(steep * radius(at) + ROUNDING * abs(at.value))
     penalised = np.linalg.norm(at.rows.penalised * gradient) + slack
     gap = penalised**2 / (2 * at.l2)
     if at.rows.intercept:
@@ -42,6 +47,11 @@ def saddle_gap(at: Lower) -> float:
             return np.inf
         gap += float((np.abs(gradient[:, -1]) + slack) @ distance)
     return float(gap + ROUNDING * abs(at.value))
+
+
+def radius(at: Lower) -> float:
+    """How far around w the bound of the gap holds: infinite, unless there is no penalty."""
+    return RADIUS * (1 + float(np.linalg.norm(at.w))) if at.l2 == 0 else np.inf
 
 
 def _noise(at: Lower | Weighted) -> float:
@@ -119,5 +129,6 @@ def _judge(
         gap=float(gap),
         gap_below=float(below),
         rho=rho,
+        radius=radius(z),
     )
     return Judged(certificate, y.w, y2, x2, z.w, z2)

@@ -57,7 +57,18 @@ def fit_lower(
             f"{kept.steps} Newton steps; scale the features, or give a larger l2, tol or max_iter",
             ConvergenceWarning,
         )
+    warn_of_separation(at)
     return at, gap, kept.steps, solver
+
+
+def warn_of_separation(at: Lower) -> None:
+    """Without a penalty, a model that is right on every row is better the longer it is."""
+    if at.l2 == 0 and at.rows.separated(at.w):
+        warn(
+            f"the model is right on all {len(at.rows)} training rows: with l2=0 the loss falls "
+            "towards 0 without end as coef_ grows, and no model is the solution; give l2 > 0",
+            ConvergenceWarning,
+        )
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,8 @@ def fit_levels(
         rough = dataclasses.replace(tuner, levels=few).run()
         tuned = tuner.go_on(rough.x, rough.lower.w)
     judged = judge(levels, tuned, tuner.kept, tolerance)
+    warn_of_separation(tuned.lower)
+    tuner.warn_of_runaway(tuned)
     if not judged.certificate.certified(tolerance):
         warn(
             f"ε-KKT is certified at ε = {judged.certificate.epsilon:.2g} only, not at "
@@ -129,5 +142,4 @@ def sampled(rows: Rows, risk: Risk) -> tuple[Rows, Risk]:
     kept = np.sort(np.concatenate(parts))
     if risk.group is not None:
         return rows.taken(kept), group_risk(group[kept], groups, risk.share[kept])
-    worst = float(risk.adversary.even[0] / risk.adversary.cap[0])
-    return rows.taken(kept), tail_risk(worst, risk.share[kept])
+    return rows.taken(kept), tail_risk(risk.worst, risk.share[kept])

@@ -58,31 +58,29 @@ def _weights(risk: Risk) -> terms.Term:
 
 
 def bilevel_problem(levels: Levels) -> BilevelProblem:
-    """`eq:dro_nested` with x1 = (log η, log λ), in a box."""
+    """`eq:dro_nested` with x1 = (log η, log λ), in a box; where there is no λ, x1 = (log η)."""
+    without = levels.without_ridge
 
     def upper(x1: Array, x2: Array, y1: Any, y2: Array, data: Any) -> Array:
         return jnp.sum(x2 * item_losses(y1, x2, data["upper"]))
 
     def lower(x1: Array, y1: Any, y2: Array, data: Any) -> Array:
         """f~ of `eq:dro_lower`; a tail's weights cost by the share of each row."""
-        (eta, l2), data = jnp.exp(x1), data["lower"]
+        eta, data = jnp.exp(x1[0]), data["lower"]
         grouped = "group" in data
         even, price = (1 / len(y2), 1.0) if grouped else (data["share"], data["share"])
         gain = jnp.sum(y2 * item_losses(y1, y2, data))
         far = jnp.sum((y2 - even) ** 2 / price)
-        return gain - eta / 2 * far + l2 / 2 * jnp.sum(y1["coef"] ** 2)
+        value = gain - eta / 2 * far
+        return value if without else value + jnp.exp(x1[1]) / 2 * jnp.sum(y1["coef"] ** 2)
 
-    # Bounds that no solution reaches: (λ/2)‖w‖² never exceeds the loss of w = 0, log K.
-    least_l2, classes = float(np.exp(levels.low[1])), max(levels.train.classes, 2)
-    parameters: Any = {"coef": terms.L2Ball(float(2 * np.sqrt(2 * np.log(classes) / least_l2)))}
-    if levels.train.intercept:
-        parameters["intercept"] = terms.Box(-INTERCEPT_BOUND, INTERCEPT_BOUND)
+    count = 1 if without else 2
     return BilevelProblem(
         upper,
         lower,
-        x1=terms.Box(jnp.asarray(levels.low), jnp.asarray(levels.high)),
+        x1=terms.Box(jnp.asarray(levels.low[:count]), jnp.asarray(levels.high[:count])),
         x2=_weights(levels.held_risk),
-        y1=parameters,
+        y1=_parameters(levels),
         y2=_weights(levels.risk),
         data={
             "upper": as_arrays(levels.held, levels.held_risk),
@@ -91,9 +89,22 @@ def bilevel_problem(levels: Levels) -> BilevelProblem:
     )
 
 
+def _parameters(levels: Levels) -> Any:
+    """Without a ridge none; else bounds that no solution reaches, as (λ/2)‖w‖² never exceeds the
+    loss of w = 0, log K."""
+    if levels.without_ridge:
+        return terms.Free()
+    least_l2, classes = float(np.exp(levels.low[1])), max(levels.train.classes, 2)
+    parameters: Any = {"coef": terms.L2Ball(float(2 * np.sqrt(2 * np.log(classes) / least_l2)))}
+    if levels.train.intercept:
+        parameters["intercept"] = terms.Box(-INTERCEPT_BOUND, INTERCEPT_BOUND)
+    return parameters
+
+
 def start_point(levels: Levels) -> Point:
     """Even weights, all parameters zero, and the (η, λ) at which the tuning begins."""
     even = lambda risk: jnp.asarray(risk.adversary.even)
     x = np.clip(np.log(STARTS[0]), levels.low, levels.high)
     w = as_block(levels.train, np.zeros(levels.train.shape))
+    x = x[:1] if levels.without_ridge else x
     return Point(x1=jnp.asarray(x), x2=even(levels.held_risk), y1=w, y2=even(levels.risk))

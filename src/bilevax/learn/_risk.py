@@ -5,8 +5,9 @@
 Its weights have a closed form, q = clip(b + c·(ℓ − ν)/η, 0, cap) with ν such that they sum to 1; so
 φ is smooth for η > 0, and ∇φ = q. Group DRO (`eq:dro_lower`) weighs the mean losses of G groups,
 with b = 1/G and c = 1. Tail risk (`eq:DRO_tuning`) weighs the rows, with b = c = the shares of the
-rows, so that η means the same however many there are, and cap = b/p: at η → 0 that is the mean loss
-over the worst share p of the rows.
+rows, so that η means the same however many there are (of n rows that weigh the same it is n times
+smaller than in the equation), and cap = b/p: at η → 0 that is the mean loss over the worst share p
+of the rows. With p = 0 there is no cap, and it is the largest loss.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Risk:
     adversary: Adversary
     share: np.ndarray  # the weight of each row within its group, or within all rows
     group: np.ndarray | None = None
+    worst: float = 0.0  # of a tail: the share of the rows that counts
 
     @property
     def items(self) -> int:
@@ -116,6 +118,7 @@ def group_risk(group: np.ndarray, groups: int, sample_weight: np.ndarray) -> Ris
 
 
 def tail_risk(worst: float, sample_weight: np.ndarray) -> Risk:
-    """The risk of the worst share of the rows."""
+    """The risk of the worst share of the rows; of a share of 0 it is that of the worst row."""
     share = sample_weight / sample_weight.sum()
-    return Risk(Adversary(share, share, share / worst), share)
+    cap = share / worst if worst else np.ones_like(share)
+    return Risk(Adversary(share, share, cap), share, worst=worst)

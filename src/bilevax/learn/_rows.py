@@ -117,6 +117,16 @@ class Rows:
         slope[own] -= 1
         return Losses(np.log(total) - s[own], slope, share)
 
+    def separated(self, w: np.ndarray) -> bool:
+        """Whether w gives every row's own class the highest score, and none a tie."""
+        s = self.score(w)
+        if self.scores == 1:
+            return bool(((2 * self.label - 1) * s[:, 0] > 0).all())
+        own = np.arange(len(s)), self.label
+        mine = s[own]
+        s[own] = -np.inf
+        return bool((mine > s.max(axis=1)).all())
+
     def chunks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Dense blocks of rows, with a column of ones for the intercept."""
         for begin in range(0, len(self), CHUNK):

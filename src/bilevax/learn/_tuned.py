@@ -34,15 +34,20 @@ class TunedClassifier(RobustClassifier):
         "the ε to certify: each line of the ε-KKT conditions, with x1 = (log η, log l2).",
         default=1e-3,
     )
-    eta_bounds: tuple[float, float] = parameter("where to look for η.", default=(1e-3, 1e2))
-    l2_bounds: tuple[float, float] = parameter("where to look for l2.", default=(1e-6, 1e2))
+    eta_bounds: tuple[float, float] = parameter(
+        "where to look for η; (0, inf) is everywhere.", default=(1e-3, 1e2)
+    )
+    l2_bounds: tuple[float, float] = parameter(
+        "where to look for l2; (0, 0) is no penalty, and two equal numbers fix it.",
+        default=(1e-6, 1e2),
+    )
     random_state: Any = parameter(
         "the seed of the split. Copies of a row are never in both parts.", default=None
     )
     verbose: bool = parameter("show progress.", default=False)
 
-    def _risk(self, sample: Sample) -> Risk:
-        """The adversary of these rows."""
+    def _risk(self, sample: Sample, part: str) -> Risk:
+        """The adversary of these rows, of the part "training" or "validation"."""
         raise NotImplementedError
 
     def _levels(
@@ -69,7 +74,7 @@ class TunedClassifier(RobustClassifier):
         check_groups(names, train, "training")
         check_groups(names, held, "validation")
         low, high = np.transpose([self._log_bounds(name) for name in ("eta_bounds", "l2_bounds")])
-        risk, held_risk = self._risk(train), self._risk(held)
+        risk, held_risk = self._risk(train, "training"), self._risk(held, "validation")
         return Levels(train.rows, risk, held.rows, held_risk, low, high), names
 
     def _split(self, sample: Sample) -> tuple[Sample, Sample]:
@@ -88,17 +93,24 @@ class TunedClassifier(RobustClassifier):
             low, high = (float(b) for b in bounds)
         except (TypeError, ValueError):
             raise ValueError(f"{name} must be two numbers, not {bounds!r}") from None
-        if not 0 < low < high < np.inf:
-            raise ValueError(f"{name} must be 0 < low < high, not {bounds!r}")
-        return np.log([low, high])
+        if name == "eta_bounds":
+            fine, wanted = 0 <= low <= high > 0 and low < np.inf, "0 ≤ low ≤ high, high > 0"
+        else:
+            fine, wanted = 0 < low <= high < np.inf, "0 < low ≤ high, or (0, 0)"
+            fine = fine or low == high == 0
+        if not fine:
+            raise ValueError(f"{name} must be {wanted}, not {bounds!r}")
+        with np.errstate(divide="ignore"):
+            return np.log([low, high])
 
     def problem(
         self, X: Any, y: Any, groups: Any = None, **named: Any
     ) -> tuple[BilevelProblem, Point]:
         """What `fit` solves with the same arguments, and a start, for `bilevax.solve`.
 
-        x1 is (log η, log l2), y1 the coefficients and intercepts, y2 and x2 the adversaries'
-        weights of the training and of the validation part.
+        x1 is (log η, log l2), or (log η) alone where l2_bounds are (0, 0). y1 are the coefficients
+        and intercepts, y2 and x2 the adversaries' weights of the training and of the validation
+        part.
         """
         unfitted: Any = clone(self)  # so that self stays as it is
         levels, _ = unfitted._levels(X, y, groups, **named)

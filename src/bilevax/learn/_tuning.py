@@ -5,7 +5,7 @@ min over x in a box of  Φ(x) = max over x2 of ⟨x2, V(w(x))⟩,   x = (log η,
 where w(x) is the lower level's solution and V the validation losses, of groups or of rows. For
 λ > 0 and η > 0 the lower level has one solution, with dw/dx = −(∇²F)⁻¹·∂ₓ∇F by the implicit
 function theorem. So every validation loss has a gradient in x, and Φ, a maximum of functions of two
-variables, is minimised through its model
+variables, is minimised through its model (where λ is fixed, at 0 too, only η moves):
 
 min over d of  max over x2 of ⟨x2, V + J·d⟩ − (μ/2)·price(x2) + ½dᵀBd,   x + d in the box, |d| ≤ Δ
 
@@ -23,7 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
 
+from bilevax.arguments import warn
 from bilevax.learn._newton import Lower, Preconditioner, minimise, solve
 from bilevax.learn._risk import Risk, Weighing
 from bilevax.learn._rows import Losses, Rows
@@ -46,6 +48,8 @@ PATH_RESIDUAL = 1e-4
 START_GAP, LOWER_GAP = 1e-4, 1e-9
 #: A start is skipped if its loss is this much above the best of the earlier descents.
 START_MARGIN = 0.2
+#: An η above this may have run away, where it has no upper bound.
+RUNAWAY_ETA = 10.0
 #: The largest number of steps of one descent; ten are usual.
 MOST_STEPS = 60
 
@@ -73,6 +77,15 @@ class Levels:
     low: np.ndarray  # of (log η, log λ)
     high: np.ndarray
 
+    @property
+    def free(self) -> np.ndarray:
+        """Which entries of x are not fixed. Where λ = 0, log λ is −inf, and fixed."""
+        return self.low < self.high
+
+    @property
+    def without_ridge(self) -> bool:
+        return bool(self.high[1] == -np.inf)
+
     def lower(self, x: np.ndarray, w: np.ndarray) -> Lower:
         eta, l2 = np.exp(x)
         return Lower(self.train, self.risk, float(eta), float(l2), w)
@@ -80,7 +93,7 @@ class Levels:
     def normal(self, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """The shortest vector of slope + the normal cone of the box at x."""
         outward = ((x <= self.low) & (slope > 0)) | ((x >= self.high) & (slope < 0))
-        return np.where(outward, 0.0, slope)
+        return np.where(outward | ~self.free, 0.0, slope)
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,9 @@ class Descent:
 
 def _merged(at: Tuned, other: Tuned, distance: float) -> bool:
     """Whether a descent has come near the end of another one, with no better loss."""
-    return bool(np.abs(at.x - other.x).max() < distance) and at.worst > other.worst - 1e-5
+    same = at.x == other.x  # such as log λ = −inf
+    off = np.abs(np.subtract(at.x, other.x, where=~same, out=np.zeros(2)))
+    return bool(off.max() < distance) and at.worst > other.worst - 1e-5
 
 
 @dataclass
@@ -150,10 +165,12 @@ class Tuner:
 
     def solved(self, x: np.ndarray, start: np.ndarray, gap: float) -> tuple[Lower, Losses]:
         """The lower level at x, and the losses of the validation rows."""
-        # Half the squared gradient over λ bounds the lower level's gap.
-        enough = np.sqrt(2 * gap * np.exp(x[1]))
+        # Half the squared gradient over λ bounds the lower level's gap; without λ, the gradient
+        # times the way does.
+        l2 = np.exp(x[1])
 
         def done(at: Lower) -> bool:
+            enough = np.sqrt(2 * gap * l2) if l2 else gap / (1 + np.linalg.norm(at.w))
             return bool(np.linalg.norm(at.gradient) <= enough)
 
         lower = minimise(lambda w: self.levels.lower(x, w), start, self.kept, done)
@@ -233,6 +250,19 @@ class Tuner:
         slope = float(np.linalg.norm(self.levels.normal(at.x, at.jacobian.T @ x2)))
         return max(slope, self.levels.held_risk.adversary.distance(x2, at.upper))
 
+    def warn_of_runaway(self, at: Tuned) -> None:
+        """Warn of an η without an upper bound for which ten times as much would do as well."""
+        x = at.x + np.array([np.log(10.0), 0.0])
+        if np.isfinite(self.levels.high[0]) or at.x[0] < np.log(RUNAWAY_ETA):
+            return
+        if self.worst(self.solved(x, at.lower.w, LOWER_GAP)[1]) <= at.worst + self.tolerance:
+            warn(
+                f"η has run to {np.exp(at.x[0]):.3g}, and the validation loss is no higher at ten "
+                "times as much: even weights are best, and η has no best value; give eta_bounds "
+                "with an upper end",
+                ConvergenceWarning,
+            )
+
     def _record(self, at: Tuned, epsilon: float, start: int) -> None:
         eta, l2 = np.exp(at.x)
         seconds = time.perf_counter() - self.began
@@ -245,8 +275,9 @@ class Tuner:
         self, at: Tuned, curvature: np.ndarray, radius: float
     ) -> tuple[np.ndarray, float, np.ndarray]:
         """The best step of the model, its value there, and the weights x2 that go with it."""
-        low = np.maximum(self.levels.low - at.x, -radius)
-        high = np.minimum(self.levels.high - at.x, radius)
+        free, ends = self.levels.free, (self.levels.low, self.levels.high)
+        way = [np.subtract(end, at.x, where=free, out=np.zeros(2)) for end in ends]
+        low, high = np.maximum(way[0], -radius), np.minimum(way[1], radius)
         adversary = self.levels.held_risk.adversary
         d, value, x2 = np.zeros(2), at.worst, at.x2
         # Each problem begins at the solution of a smoother one, with rounder kinks.

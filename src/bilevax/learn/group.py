@@ -74,7 +74,7 @@ class TunedGroupDROClassifier(TunedClassifier):
     step of the tuning saw; `solver_`, the one that was used.
     """
 
-    def _risk(self, sample: Sample) -> Risk:
+    def _risk(self, sample: Sample, part: str) -> Risk:
         return group_risk(sample.group, int(sample.group.max()) + 1, sample.weight)
 
     def fit(

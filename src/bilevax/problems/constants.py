@@ -178,6 +178,40 @@ def upper_range(problem: BilevelProblem, start: Point, diameter: float) -> tuple
     return low, high + float(problem.x1.supremum(p.x1))
 
 
+def start_maximum(problem: BilevelProblem, start: Point, *, moves: bool) -> float:
+    """A bound on max over x2 of f at the start, its terms included.
+
+    f1 is concave in x2, so it lies below its tangent. If a start phase `moves` y1 and y2, it is
+    the maximum over these, too, at the start's x1: f1 lies below its tangent and L/2·D² more.
+    """
+    p, here = problem, (start.x1, start.x2, start.y1, start.y2)
+    slopes = p.upper_gradient(*here)
+    most = float(p.smooth_upper(*here)) + float(p.x1.value(start.x1))
+    square = 0.0
+    for name, block, slope in list(zip(p.blocks, here, slopes))[1 : None if moves else 2]:
+        term = getattr(p, name)
+        if term is not None:
+            rise = term.conjugate(slope) if name == "x2" else term.support(slope)
+            most += float(rise) - float(trees.dot(slope, block))
+            square += float(term.diameter(block)) ** 2
+    return most + smoothness_of(p, start, "upper") * square / 2 if moves else most
+
+
+def lower_lipschitz_of(problem: ConstrainedBilevelProblem, start: Point) -> tuple[float, bool]:
+    """The Lipschitz constant of the lower level's objective in y, and whether it was given.
+
+    If not, ‖∇ᵧg1‖ at the start and the smoothness times the diameter of the domain: infinite where
+    that has no bounds, or where y has a term that is no set, whose slopes are not known.
+    """
+    if problem.lower_lipschitz is not None:
+        return float(problem.lower_lipschitz), True
+    reach = float(PerLeaf((problem.x, problem.y)).diameter((start.x, start.y)))
+    if not np.isfinite(reach) or float(problem.y.supremum(start.y)) != 0:
+        return float("inf"), False
+    slope = jax.grad(problem.smooth_lower, argnums=1)(start.x, start.y)
+    return float(trees.norm(slope)) + lower_smoothness_of(problem, start) * reach, False
+
+
 def constraint_values(problem: ConstrainedBilevelProblem) -> Callable[[Tree], Tree]:
     """(c, e) as a function of (x, y)."""
     return lambda p: (problem.called("constraints", *p), problem.called("equalities", *p))

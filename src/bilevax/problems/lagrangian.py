@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from bilevax import trees
 from bilevax.problems.bilevel import BilevelProblem
-from bilevax.problems.constrained import ConstrainedBilevelProblem
+from bilevax.problems.constrained import CONSTRAINTS, ConstrainedBilevelProblem
 from bilevax.problems.point import Multipliers, Point
+from bilevax.problems.validation import check_point, diameter, require_bounded, require_taken
 from bilevax.terms import Box, PerLeaf, Term
 from bilevax.terms.sets import ClosedBox
 from bilevax.trees import Tree
@@ -102,8 +106,129 @@ def _term(boxes: Tree) -> Term | None:
     return PerLeaf(boxes) if jax.tree.leaves(boxes, is_leaf=is_box) else None
 
 
-def lagrangian(problem: ConstrainedBilevelProblem, bounds: MultiplierBounds) -> BilevelProblem:
-    """The bilevel minimax problem of `eq:cons_minmax`: x1 = x, y1 = y, y2 and x2 multipliers."""
+class LagrangianProblem(BilevelProblem):
+    """A `lagrangian`: a bilevel problem in x1 = x, y1 = y and the multipliers y2 and x2.
+
+    `point` and `stated_point` go there and back; `bounds` are those of the multipliers.
+    """
+
+    bounds: Any = None
+
+    def __init__(self, *functions: Callable[..., Array], bounds: MultiplierBounds, **known: Any):
+        super().__init__(*functions, **known)
+        self.bounds = bounds
+
+    def point(self, point: Point) -> Point:
+        """A point of the constrained problem as one of this; multipliers it lacks are zero."""
+        if not (isinstance(point, Point) and point.x is not None and point.y is not None):
+            raise TypeError(
+                "point takes a point of the constrained problem, bilevax.Point(x=…, y=…), not "
+                f"{point!r}"
+            )
+        return bilevel_point(point, self.bounds)
+
+    def stated_point(self, point: Point) -> Point:
+        """The way back: (x, y) = (x1, y1) and z = z1; with rho, λ̄ = y2 and λ = ρ·z2, too."""
+        if not (isinstance(point, Point) and point.x1 is not None and point.y1 is not None):
+            raise TypeError(
+                "stated_point takes a point of the Lagrangian, bilevax.Point(x1=…, y1=…), not "
+                f"{point!r}"
+            )
+        if point.rho is None:
+            return Point(x=point.x1, y=point.y1, z=point.z1)
+        return constrained_point(point, self.bounds)
+
+
+def lagrangian(problem: ConstrainedBilevelProblem, start: Point) -> LagrangianProblem:
+    """The bilevel problem that a constrained one becomes, `eq:cons_minmax` and `eq:tildef_cons`.
+
+    Its x1 and y1 are x and y, and f stays as it is. Its lower level is
+    f~(x, y, y2) = g(x, y) + λᵀc(x, y) + νᵀe(x, y) for y2 = (λ, ν), λ in [0, B] and ν in [−B, B],
+    None in the place of one that the problem does not have. Where there are constraints of the
+    upper level, x2 = ((λ_G, ν_H), None) weighs them in f.
+
+    B is the problem's `multiplier_bound`, or 2·`lower_lipschitz`·diameter(y)/`slater_margin`
+    (`eq:cons_y1`); one of the two must be given, and `upper_multiplier_bound` where the upper level
+    has constraints. `solve` does without: it begins with bounds of its own and lets them grow. Of
+    `start` only shapes and the dtype matter:
+
+        bilevel = bilevax.lagrangian(problem, start)
+        solution = bilevax.solve(bilevel, bilevel.point(start))
+        bilevax.certify(problem, bilevel.stated_point(solution.point))
+    """
+    p = problem
+    require_taken(p, ConstrainedBilevelProblem, "lagrangian")
+    start = check_point(p, start, "start")
+    shapes = {
+        name: jax.eval_shape(lambda x, y, f=name: p.reference().called(f, x, y), start.x, start.y)
+        for name in CONSTRAINTS
+    }
+    ones = jax.tree.map(lambda s: np.ones(s.shape, s.dtype), shapes)
+    pair, own = (
+        tuple(ones[name] for name in names) for names in (CONSTRAINTS[:2], CONSTRAINTS[2:])
+    )
+    if jax.tree.leaves(pair) and not fixed(p):
+        raise ValueError(
+            "lagrangian needs a bound on the multipliers of the lower level: give the problem "
+            "multiplier_bound=…, or slater_margin=… and lower_lipschitz=…; bilevax.solve finds "
+            "bounds by itself"
+        )
+    if jax.tree.leaves(own) and p.upper_multiplier_bound is None:
+        raise ValueError(
+            "lagrangian needs a bound on the multipliers of the upper level's constraints: give "
+            "the problem upper_multiplier_bound=…; bilevax.solve finds bounds by itself"
+        )
+    lower = fixed_bounds(p, start.y, pair) if jax.tree.leaves(pair) else pair
+    upper = own
+    if jax.tree.leaves(own):
+        upper = given_bounds(p.upper_multiplier_bound, own, "upper_multiplier_bound")
+    bounds = MultiplierBounds(lower, upper, None, pair, own)
+    made = lagrangian_problem(p, bounds)
+    known = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    functions = (known.pop("upper"), known.pop("lower"))
+    data = known.pop("data")
+    return LagrangianProblem(*functions, bounds=bounds, **known).on(data)
+
+
+def fixed(problem: ConstrainedBilevelProblem) -> bool:
+    """Whether the lower level's bounds are the user's own, so that they may not grow."""
+    return problem.multiplier_bound is not None or problem.slater_margin is not None
+
+
+def fixed_bounds(problem: ConstrainedBilevelProblem, y: Tree, like: tuple) -> tuple:
+    """The bounds of the lower level's multipliers: as given, or from `eq:cons_y1`."""
+    p = problem
+    if p.multiplier_bound is not None:
+        return given_bounds(p.multiplier_bound, like, "multiplier_bound")
+    require_bounded(p.y, y, "y", "eq:cons_y1")
+    assert p.lower_lipschitz is not None
+    assert p.slater_margin is not None
+    most = 2 * float(p.lower_lipschitz) * float(diameter(p.y, y)) / float(p.slater_margin)
+    return jax.tree.map(lambda s: np.full_like(s, most), like)
+
+
+def given_bounds(bound: Tree, like: Tree, name: str) -> Tree:
+    """A user's bound, spread over arrays shaped like the multipliers."""
+    if np.ndim(bound) == 0 and not isinstance(bound, dict | list | tuple):
+        return jax.tree.map(lambda s: np.full_like(s, bound), like)
+    (first, _) = like
+    try:
+        spread = jax.tree.map(
+            lambda b, s: np.broadcast_to(np.asarray(b, s.dtype), s.shape), bound, first
+        )
+    except (ValueError, TypeError):
+        raise ValueError(
+            f"{name} must be one number or shaped like what the constraints return, "
+            f"{jax.tree.map(jnp.shape, first)}, not {jax.tree.map(np.shape, bound)}"
+        ) from None
+    most = max((float(np.max(leaf)) for leaf in jax.tree.leaves(spread) if leaf.size), default=1.0)
+    return spread, jax.tree.map(lambda s: np.full_like(s, most), like[1])
+
+
+def lagrangian_problem(
+    problem: ConstrainedBilevelProblem, bounds: MultiplierBounds
+) -> BilevelProblem:
+    """`lagrangian` within any bounds, those that were found among them."""
     p = problem
     x2 = _term((_boxes(bounds.upper), _boxes(bounds.shared)))
     pair = Weighed((p.constraints, p.equalities), bounds.lower_scale)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from bilevax import trees
+from bilevax.arguments import one_number, positive, tracing
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.lagrangian import LowerLagrangian, UpperLagrangian
 from bilevax.problems.minimax import MinimaxProblem
 from bilevax.problems.point import Point
+from bilevax.problems.validation import require_taken
 from bilevax.terms import PerLeaf
 from bilevax.trees import Tree, square, subtract
 
@@ -74,8 +79,68 @@ def at_both(function: Callable[..., Tree], first: tuple, second: tuple) -> Tree:
         return stack(function(*first), function(*second))
 
 
-def penalty(problem: BilevelProblem, rho: ArrayLike) -> MinimaxProblem:
-    """The minimax problem of `eq:new_minmax` in x = (x1, y1, y2) and y = (x2, z1, z2)."""
+class PenaltyProblem(MinimaxProblem):
+    """A `penalty`: a minimax problem in x = (x1, y1, y2) and y = (x2, z1, z2).
+
+    An absent block is None in its place. `point` and `stated_point` go there and back.
+    """
+
+    @property
+    def rho(self) -> Array:
+        """The weight ρ of the lower level's gap."""
+        function: Any = self.objective
+        return function.rho
+
+    def point(self, point: Point) -> Point:
+        """A point of the bilevel problem as one of this; without z1, z2 these are y1, y2."""
+        if not (isinstance(point, Point) and point.x1 is not None and point.y1 is not None):
+            raise TypeError(
+                "point takes a point of the bilevel problem, bilevax.Point(x1=…, y1=…), not "
+                f"{point!r}"
+            )
+        x, y = penalty_blocks(point)
+        return Point(x=x, y=y)
+
+    def stated_point(self, point: Point) -> Point:
+        """The way back: a point of the bilevel problem with its witnesses z1, z2 and rho."""
+        triple = lambda block: isinstance(block, tuple) and len(block) == 3
+        if not (isinstance(point, Point) and triple(point.x) and triple(point.y)):
+            raise TypeError(
+                "stated_point takes a point of the penalty problem, bilevax.Point(x=(x1, y1, y2), "
+                f"y=(x2, z1, z2)), not {point!r}"
+            )
+        return penalty_point(point.x, point.y).replace(rho=self.rho)
+
+
+def penalty(problem: BilevelProblem, rho: ArrayLike) -> PenaltyProblem:
+    """The minimax problem that a bilevel problem becomes for a weight ρ > 0 of the gap.
+
+    min over (x1, y1, y2), max over (x2, z1, z2) of
+    P_ρ = f(x1, x2, y1, y2) + ρ·(f~(x1, y1, z2) − f~(x1, z1, y2)), `eq:lagrange`. Its maximum is
+    max over x2 of f, and ρ times the gap of (y1, y2) in the lower level. Its smooth part is P1
+    (`eq:P1`); its terms are P2 = f2(x1) + ρ·f~2(y1) + ρ·f~3(y2) (`eq:P2`) and
+    P3 = f3(x2) + ρ·f~2(z1) + ρ·f~3(z2) (`eq:P3`). Where the problem has both of its smoothness
+    constants, this one has L_f + 2ρ·L_f~.
+
+    The two variables are x = (x1, y1, y2) and y = (x2, z1, z2), None for an absent block:
+
+        penalised = bilevax.penalty(problem, 100.0)
+        solution = bilevax.solve(penalised, penalised.point(start))
+        bilevax.certify(problem, penalised.stated_point(solution.point))
+    """
+    require_taken(problem, BilevelProblem, "penalty")
+    one_number(rho, "rho")
+    positive(rho, "rho")
+    made = penalty_problem(problem, rho)
+    constants = (problem.upper_smoothness, problem.lower_smoothness, rho)
+    if any(known is None or tracing(known) for known in constants):
+        return made
+    upper, lower, weight = (float(np.asarray(known)) for known in constants)
+    return dataclasses.replace(made, smoothness=upper + 2 * weight * lower)
+
+
+def penalty_problem(problem: BilevelProblem, rho: ArrayLike) -> PenaltyProblem:
+    """`penalty` without its checks, for a ρ that may be traced."""
     rho = jnp.asarray(rho)
     y1 = rho * problem.y1
     y2 = None if problem.y2 is None else rho * problem.y2
@@ -83,10 +148,10 @@ def penalty(problem: BilevelProblem, rho: ArrayLike) -> MinimaxProblem:
     function = PenaltyFunction(upper, lower, rho)
     if isinstance(upper, UpperLagrangian) and isinstance(lower, LowerLagrangian):
         function = LagrangianPenalty(upper, lower, rho)
-    return MinimaxProblem(
-        function,
-        PerLeaf((problem.x1, y1, y2)),
-        PerLeaf((problem.x2, y1, y2)),
+    return PenaltyProblem(
+        objective=function,
+        x=PerLeaf((problem.x1, y1, y2)),
+        y=PerLeaf((problem.x2, y1, y2)),
         data=problem.data,
     )
 

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from bilevax import trees
 from bilevax.arguments import one_number, positive, warn
 from bilevax.functions import plain
-from bilevax.problems.form import Call, Form
+from bilevax.problems.form import Call, Form, registered
 from bilevax.problems.point import Point
 from bilevax.programs import quick
 from bilevax.terms import Term
@@ -37,6 +37,15 @@ def require(problem: Any, form: type[Form], solver: str) -> None:
     """Refuse a problem of a form that a solver does not take."""
     if not isinstance(problem, form):
         raise TypeError(f"{solver} solves a {form.__name__}, not a {type(problem).__name__}")
+
+
+def require_taken(problem: Any, form: type[Form], function: str) -> None:
+    """Refuse a problem of a form that a reformulation does not take."""
+    if not isinstance(problem, form):
+        hint = ""
+        if registered(problem, "reformulation") is not None:
+            hint = "; bilevax.lagrangian(problem, start) makes one of it"
+        raise TypeError(f"{function} takes a {form.__name__}, not a {type(problem).__name__}{hint}")
 
 
 def require_form(problem: Any) -> None:

@@ -112,6 +112,10 @@ class Solver(eqx.Module, Generic[State]):
     def gradients_per_step(self) -> int:
         """The most gradients that one indivisible step takes."""
 
+    def cut_short(self, state: State) -> Any:
+        """Whether a limit on its iterations has ended it, or a part of it, before its own test."""
+        return False
+
     def output_index(self, state: State) -> Any:
         """Which of its iterates `output` is, counted from 1; None of a method that draws none."""
         return None
@@ -264,6 +268,17 @@ def check_positive(solver: Solver, *names: str) -> None:
     """Refuse constants of a solver that are given and not one positive finite number."""
     for name in names:
         positive(getattr(solver, name), f"{type(solver).__name__}: {name}")
+
+
+def check_most(solver: Any) -> None:
+    """Refuse a limit on iterations that is given and no whole number from 1 on."""
+    if solver.max_iterations is not None:
+        whole(solver.max_iterations, f"{type(solver).__name__}: max_iterations", 1)
+
+
+def reached(count: Array, most: int | None) -> Array:
+    """Whether a count of iterations is at its limit; None is no limit."""
+    return jnp.zeros((), bool) if most is None else count >= most
 
 
 def check_key(solver: Any) -> None:

@@ -117,6 +117,9 @@ class Sequence(Solver[Any]):
     def output(self, problem: Any, state: Any) -> Point:
         return self._now.output(problem, state)
 
+    def cut_short(self, state: Any) -> Any:
+        return self._now.cut_short(state)
+
     def output_index(self, state: Any) -> Any:
         return self._now.output_index(state)
 
@@ -253,6 +256,9 @@ class Reformulated(Solver[ReformulatedState]):
 
     def output(self, problem: Any, state: ReformulatedState) -> Point:
         return state.reformulation.stated_point(self._inner_output(problem, state))
+
+    def cut_short(self, state: ReformulatedState) -> Any:
+        return self.inner.cut_short(state.inner)
 
     def output_index(self, state: ReformulatedState) -> Any:
         return self.inner.output_index(state.inner)

@@ -28,9 +28,12 @@ from bilevax.problems.lagrangian import (
     MultiplierBounds,
     bilevel_point,
     constrained_point,
-    lagrangian,
+    fixed,
+    fixed_bounds,
+    given_bounds,
+    lagrangian_problem,
 )
-from bilevax.problems.validation import diameter, require_bounded
+from bilevax.problems.validation import diameter
 from bilevax.programs import quick
 from bilevax.solvers.base import initial
 from bilevax.solvers.extragradient import ExtraGradient
@@ -246,11 +249,6 @@ def _brief(tree: Tree) -> str:
         return " ".join(str(np.asarray(leaf)) for leaf in jax.tree.leaves(tree))
 
 
-def fixed(problem: ConstrainedBilevelProblem) -> bool:
-    """Whether the lower level's bounds are the user's own, so that they may not grow."""
-    return problem.multiplier_bound is not None or problem.slater_margin is not None
-
-
 def first_bounds(problem: ConstrainedBilevelProblem, start: Point) -> MultiplierBounds:
     """The bounds to begin with: given, from `eq:cons_y1`, or from a Slater point at the start.
 
@@ -265,29 +263,17 @@ def first_bounds(problem: ConstrainedBilevelProblem, start: Point) -> Multiplier
     ones = lambda tree: jax.tree.map(np.ones_like, tree)
     filled = lambda tree, value: jax.tree.map(lambda s: np.full_like(s, value), tree)
     if p.upper_multiplier_bound is not None:
-        upper = _given(p.upper_multiplier_bound, own, "upper_multiplier_bound")
+        upper = given_bounds(p.upper_multiplier_bound, own, "upper_multiplier_bound")
         upper_scale = ones(own)
     else:
         upper, upper_scale = filled(own, 10 * rise), own
     if fixed(p):
-        lower = _fixed_bounds(p, start.y, pair)
+        lower = fixed_bounds(p, start.y, pair)
         return MultiplierBounds(lower, upper, None, ones(pair), upper_scale)
     shared = filled(pair, 10 * rise)
     shared = shared if jax.tree.leaves(shared) else None
     lower = _found_bounds(p, start, pair, filled(pair, 10 * fall))
     return MultiplierBounds(lower, upper, shared, pair, upper_scale)
-
-
-def _fixed_bounds(problem: ConstrainedBilevelProblem, y: Tree, sizes: tuple) -> tuple:
-    """As given, or from `eq:cons_y1`."""
-    p = problem
-    if p.multiplier_bound is not None:
-        return _given(p.multiplier_bound, sizes, "multiplier_bound")
-    require_bounded(p.y, y, "y", "eq:cons_y1")
-    assert p.lower_lipschitz is not None
-    assert p.slater_margin is not None
-    most = 2 * float(p.lower_lipschitz) * float(diameter(p.y, y)) / float(p.slater_margin)
-    return jax.tree.map(lambda s: np.full_like(s, most), sizes)
 
 
 def _found_bounds(
@@ -320,24 +306,6 @@ def _fall(function: Any, blocks: tuple, place: int | None, term: Term) -> Array:
     return jnp.maximum(reach, jnp.finfo(reach.dtype).eps * (1 + steep))
 
 
-def _given(bound: Tree, like: Tree, name: str) -> Tree:
-    """A user's bound, spread over arrays shaped like the multipliers."""
-    if np.ndim(bound) == 0 and not isinstance(bound, dict | list | tuple):
-        return jax.tree.map(lambda s: np.full_like(s, bound), like)
-    (first, _) = like
-    try:
-        spread = jax.tree.map(
-            lambda b, s: np.broadcast_to(np.asarray(b, s.dtype), s.shape), bound, first
-        )
-    except (ValueError, TypeError):
-        raise ValueError(
-            f"{name} must be one number or shaped like what the constraints return, "
-            f"{jax.tree.map(jnp.shape, first)}, not {jax.tree.map(np.shape, bound)}"
-        ) from None
-    most = max((float(np.max(leaf)) for leaf in jax.tree.leaves(spread) if leaf.size), default=1.0)
-    return spread, jax.tree.map(lambda s: np.full_like(s, most), like[1])
-
-
 class GrowingLagrangian(Reformulation):
     """A constrained problem as its Lagrangian, with multiplier bounds that grow where they bind.
 
@@ -360,7 +328,7 @@ class GrowingLagrangian(Reformulation):
         return cls(bounds, never, np.zeros((), int))  # pyright: ignore[reportArgumentType]
 
     def problem(self, stated: ConstrainedBilevelProblem) -> BilevelProblem:
-        return lagrangian(stated, self.bounds)
+        return lagrangian_problem(stated, self.bounds)
 
     def point(self, point: Point) -> Point:
         return bilevel_point(point, self.bounds)

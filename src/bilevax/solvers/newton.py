@@ -84,9 +84,10 @@ FOLLOWING, KICKED = 12, 0.03
 READY, SHRINK = 0.3, 0.25
 # That of the gap, unless rounding stands above it, and the most: x is off by 1/ρ, the gap by 1/ρ².
 READY_GAP, MOST_READY_GAP = 1e-3, 0.1
-# Where ρ shall be small, the gap may be the first share of the target, and the other blocks are
-# settled where their residual is the second.
-LOOSE_GAP, CLOSE = 0.15, 0.03
+# Where ρ shall be small, it grows or shrinks so that the gap is the first share of the target, but
+# grows only if the gap is above the second; the other blocks are settled where their residual is
+# the third.
+LOOSE_GAP, LOOSEST_GAP, CLOSE = 0.15, 0.3, 0.03
 # Where its root is below that share of the root of what it may be, ρ shrinks; by at most that
 # factor at once.
 MUCH, LEAST_SHRINK = 0.6, 0.1
@@ -420,7 +421,7 @@ def _judged(s: NewtonState, seen: _Seen, least_rho: bool) -> NewtonState:
 
 def _taken(s: NewtonState, seen: _Seen, well: Array, least_rho: bool) -> NewtonState:
     """A new center; then a check is asked for, or ρ grows, or x1 moves."""
-    low = seen.gap <= seen.low
+    low = seen.gap <= (LOOSEST_GAP / LOOSE_GAP if least_rho else 1) * seen.low
     lacks = jnp.sqrt(jnp.maximum(seen.gap, 0) / seen.low)
     much = low & (lacks < MUCH) & ~s.eased & (s.tau is None and least_rho)  # ρ need not be so large
     ready = low & ~much & (seen.without <= READY * seen.aim)

@@ -15,7 +15,7 @@ from bilevax import trees
 from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.validation import require
-from bilevax.solvers.base import InnerSolver, check_positive
+from bilevax.solvers.base import InnerSolver, check_most, check_positive, reached
 from bilevax.trees import Layout
 
 OPEN, EXTRAPOLATE, CLOSE = 0, 1, 2
@@ -50,7 +50,9 @@ class OptFOMState(eqx.Module):
     beta: Array  # β_t
     mode: Array
     inner: Array  # t
+    iteration: Array  # k
     finished: Array
+    cut: Array  # whether a limit has ended it, or any of its inner loops
     gradients: Array
     layout: Layout = eqx.field(static=True)
 
@@ -62,7 +64,10 @@ class OptFOM(InnerSolver[OptFOMState]):
 
     Finds a point where dist(0, ∂H) ≤ tolerance for H = h + p − q with h σₓ-strongly convex in x,
     σᵧ-strongly concave in y and ∇h L-Lipschitz, in O(√(L²/(σₓσᵧ))·log(1/tolerance)) gradients.
-    `smoothness` L is estimated if not given; σₓ and σᵧ must be known.
+    `smoothness` L is estimated if not given; σₓ and σᵧ must be known. With `max_iterations` it ends
+    after so many of the algorithm's iterations k at the latest, wherever it is then, and the inner
+    loop of each has at most as many. Without, an inner loop has at most 48√2·(1 + 8L/σₓ), which is
+    what the theory allows it: with an L that is too small, or at rounding, it would never end.
     """
 
     form: ClassVar[type[Form]] = MinimaxProblem
@@ -72,9 +77,11 @@ class OptFOM(InnerSolver[OptFOMState]):
     strong_concavity: Any = None
     smoothness: Any = None
     tolerance: Any = None
+    max_iterations: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         check_positive(self, "strong_convexity", "strong_concavity", "smoothness", "tolerance")
+        check_most(self)
 
     @property
     def gradients_per_step(self) -> int:
@@ -126,7 +133,9 @@ class OptFOM(InnerSolver[OptFOMState]):
             beta=jnp.zeros((), w.dtype),
             mode=zero + OPEN,
             inner=zero,
+            iteration=zero,
             finished=jnp.asarray(False),
+            cut=jnp.asarray(False),
             gradients=zero,
             layout=layout,
         )
@@ -177,11 +186,16 @@ class OptFOM(InnerSolver[OptFOMState]):
         rest = slope + pull * far
         ending = slope if landed.dtype == jnp.float64 else shortest(landed, there)
         measured = jnp.sum(jnp.where(is_close, ending**2, gamma * rest**2 - far**2 / gamma))
-        ends = ~is_close & (measured <= 0)
-        finished = is_close & (measured <= self.tolerance**2)
+        inner = jnp.where(is_open, 0, s.inner + 1)
+        most = jnp.ceil(48 * math.sqrt(2) * (1 + 8 * smoothness / sigma_x))
+        most = most.astype(inner.dtype) if self.max_iterations is None else self.max_iterations
+        endless = ~is_close & (measured > 0) & (inner >= most)
+        ends = (~is_close & (measured <= 0)) | endless
+        met = is_close & (measured <= self.tolerance**2)
+        iteration = s.iteration + is_close.astype(int)
+        last = is_close & ~met & reached(iteration, self.max_iterations)
 
         # Inside an iteration: the next extrapolation, lines 12–14.
-        inner = jnp.where(is_open, 0, s.inner + 1)
         anchor = jnp.where(is_open, landed, s.anchor)
         beta = 2 / (inner + 3).astype(landed.dtype)
         half = landed + beta * (anchor - landed) - short * rest
@@ -201,13 +215,18 @@ class OptFOM(InnerSolver[OptFOMState]):
             beta=beta,
             mode=jnp.asarray(following, s.mode.dtype),
             inner=inner,
-            finished=finished,
+            iteration=iteration,
+            finished=met | last,
+            cut=s.cut | endless | last,
             gradients=s.gradients + 2,
             layout=layout,
         )
 
     def done(self, problem: MinimaxProblem, state: OptFOMState) -> Array:
         return state.finished
+
+    def cut_short(self, state: OptFOMState) -> Array:
+        return state.cut
 
     def output(self, problem: MinimaxProblem, state: OptFOMState) -> Point:
         x, y = state.layout.unravel(state.landed)

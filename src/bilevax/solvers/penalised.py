@@ -18,7 +18,7 @@ from bilevax.arguments import non_negative
 from bilevax.functions import operations
 from bilevax.problems import BilevelProblem, Form, Point
 from bilevax.problems.constants import sample_domain
-from bilevax.problems.reformulations import at_both, penalty, penalty_blocks
+from bilevax.problems.reformulations import at_both, penalty_blocks, penalty_problem
 from bilevax.programs import quick
 from bilevax.solvers.base import Solver, State, Task
 from bilevax.solvers.curvature import MINIMISED, X1, X2, Y1, Y2, Z1, Z2, Blocks
@@ -85,7 +85,7 @@ class Penalised(eqx.Module):
     def operator(self, w: Array) -> Array:
         """(∇ₓP, −∇ᵧP)"""
         parts = self.blocks.layout.unravel(w)
-        gx, gy = penalty(self.problem, self.rho).gradient(parts[:3], parts[3:])
+        gx, gy = penalty_problem(self.problem, self.rho).gradient(parts[:3], parts[3:])
         return self.blocks.layout.ravel((*gx, *trees.scale(-1, gy)))
 
     def jacobian(self, w: Array) -> Array:
@@ -128,7 +128,7 @@ class Penalised(eqx.Module):
     def value(self, w: Array) -> Array:
         """P with its terms and barriers."""
         parts = self.blocks.layout.unravel(w)
-        value = penalty(self.problem, self.rho).value(parts[:3], parts[3:])
+        value = penalty_problem(self.problem, self.rho).value(parts[:3], parts[3:])
         if self.tau is None:
             return value
         barrier = lambda term, block: 0.0 if term is None else term.barrier(block)

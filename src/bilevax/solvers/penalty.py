@@ -16,7 +16,12 @@ from bilevax.arguments import positive
 from bilevax.problems import BilevelProblem, Form, Point
 from bilevax.problems.constants import smoothness_of, upper_range
 from bilevax.problems.deviation import deviation_of
-from bilevax.problems.reformulations import lower_level, penalty, penalty_blocks, penalty_point
+from bilevax.problems.reformulations import (
+    lower_level,
+    penalty_blocks,
+    penalty_point,
+    penalty_problem,
+)
 from bilevax.problems.validation import require, require_bounded, require_gap_bound
 from bilevax.solvers.base import Solver, check_part, check_positive
 from bilevax.solvers.extragradient import ExtraGradient
@@ -154,7 +159,7 @@ class PenaltyMethod(Solver[PenaltyState]):
             require_gap_bound(getattr(problem, name), getattr(start, name), name, "PenaltyMethod")
         lower, diameter = smoothness_of(problem, start, "lower"), self.diameter
         if diameter is None:  # D₂ of `eq:D2`: that of the domain of (x2, z1, z2)
-            diameter = float(penalty(problem, 1.0).y.diameter(penalty_blocks(start)[1]))
+            diameter = float(penalty_problem(problem, 1.0).y.diameter(penalty_blocks(start)[1]))
         constants = penalty_constants(
             epsilon=float(tolerance if self.epsilon is None else self.epsilon),
             upper_smoothness=smoothness_of(problem, start, "upper"),
@@ -220,7 +225,7 @@ class PenaltyMethod(Solver[PenaltyState]):
             upper, lower = (deviation_of(sampled, start, level) for level in ("upper", "lower"))
             deviation = math.sqrt(3 * upper**2 + 6 * rho**2 * lower**2)
         x, _ = penalty_blocks(start)
-        x_diameter = float(penalty(problem, rho).x.diameter(x))
+        x_diameter = float(penalty_problem(problem, rho).x.diameter(x))
 
         def descent() -> float:
             """max f(x⁰, ·) + 1 − f_low."""
@@ -250,11 +255,11 @@ class PenaltyMethod(Solver[PenaltyState]):
             starting=jnp.asarray(starter is not None),
             start_x1=start.x1,
             starter=starter,
-            outer=self.outer.init(penalty(problem, self.rho), Point(x=x, y=y)),
+            outer=self.outer.init(penalty_problem(problem, self.rho), Point(x=x, y=y)),
         )
 
     def step(self, problem: BilevelProblem, state: PenaltyState, limit: Array) -> PenaltyState:
-        penalised = penalty(problem, self.rho)
+        penalised = penalty_problem(problem, self.rho)
 
         def go() -> PenaltyState:
             left = limit - state.gradients + state.outer.gradients
@@ -295,11 +300,14 @@ class PenaltyMethod(Solver[PenaltyState]):
         return f"try solver=bilevax.PenaltyMethod(epsilon={float(self.epsilon) / 4:g})"
 
     def done(self, problem: BilevelProblem, state: PenaltyState) -> Array:
-        return ~state.starting & self.outer.done(penalty(problem, self.rho), state.outer)
+        return ~state.starting & self.outer.done(penalty_problem(problem, self.rho), state.outer)
 
     def output(self, problem: BilevelProblem, state: PenaltyState) -> Point:
-        found = self.outer.output(penalty(problem, self.rho), state.outer)
+        found = self.outer.output(penalty_problem(problem, self.rho), state.outer)
         return penalty_point(found.x, found.y).replace(rho=self.rho)
+
+    def cut_short(self, state: PenaltyState) -> Any:
+        return self.outer.cut_short(state.outer)
 
     def output_index(self, state: PenaltyState) -> Any:
         return self.outer.output_index(state.outer)

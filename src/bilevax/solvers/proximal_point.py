@@ -16,7 +16,15 @@ from bilevax.problems import Form, MinimaxProblem, Point
 from bilevax.problems.constants import smoothness_of
 from bilevax.problems.reformulations import proximal
 from bilevax.problems.validation import require, require_bounded
-from bilevax.solvers.base import InnerSolver, Solver, check_center, check_part, check_positive
+from bilevax.solvers.base import (
+    InnerSolver,
+    Solver,
+    check_center,
+    check_most,
+    check_part,
+    check_positive,
+    reached,
+)
 from bilevax.solvers.optfom import OptFOM
 from bilevax.trees import Tree
 
@@ -25,7 +33,10 @@ CONSTANTS = ("tolerance", "inner_tolerance", "smoothness", "y_diameter", "x_weig
 
 
 class ProximalPointState(eqx.Module):
-    """The outer iterate, the centre of the dual regulariser, and the inner solver's state."""
+    """The outer iterate, the centre of the dual regulariser, and the inner solver's state.
+
+    `cut` says whether a limit on iterations has ended the method, or any of its subproblems.
+    """
 
     x: Tree
     y: Tree
@@ -33,6 +44,7 @@ class ProximalPointState(eqx.Module):
     inner: Any
     iteration: Array
     finished: Array
+    cut: Array
     gradients: Array
 
 
@@ -46,7 +58,8 @@ class ProximalPoint(Solver[ProximalPointState]):
     Left unset, L (`smoothness`) is the problem's or estimated, D_q (`y_diameter`) comes from the
     term, and inner_tolerance is tolerance/2. `inner` is `OptFOM()` or another `InnerSolver`.
     `center="last"` regularises y around the last iterate, as `eq:minmax_prox` has it, instead of
-    the first, which is what the theorem covers.
+    the first, which is what the theorem covers. With `max_iterations` it ends after so many
+    subproblems at the latest, which no theorem covers; `inner` may have a limit of its own.
     """
 
     form: ClassVar[type[Form]] = MinimaxProblem
@@ -60,9 +73,11 @@ class ProximalPoint(Solver[ProximalPointState]):
     y_weight: Any = None
     center: Literal["start", "last"] = eqx.field(static=True, default="start")
     inner: InnerSolver = eqx.field(default_factory=OptFOM)
+    max_iterations: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
         check_positive(self, *CONSTANTS)
+        check_most(self)
         check_center(self, self.center)
         check_part(self, "inner", InnerSolver)
 
@@ -120,7 +135,8 @@ class ProximalPoint(Solver[ProximalPointState]):
 
     def init(self, problem: MinimaxProblem, start: Point) -> ProximalPointState:
         zero = jnp.zeros((), int)
-        state = ProximalPointState(start.x, start.y, start.y, None, zero, jnp.asarray(False), zero)
+        no = jnp.asarray(False)
+        state = ProximalPointState(start.x, start.y, start.y, None, zero, no, no, zero)
         sub, inner = self._subproblem(problem, state)
         return dataclasses.replace(state, inner=inner.init(sub, start))
 
@@ -136,13 +152,16 @@ class ProximalPoint(Solver[ProximalPointState]):
         def next_subproblem() -> ProximalPointState:
             point = inner.output(sub, advanced)
             moved = trees.norm(trees.subtract(point.x, state.x))
+            met = moved <= self.tolerance / (4 * self.smoothness)
+            last = reached(state.iteration + 1, self.max_iterations)
             following = ProximalPointState(
                 x=point.x,
                 y=point.y,
                 y_center=point.y if self.center == "last" else state.y_center,
                 inner=None,
                 iteration=state.iteration + 1,
-                finished=moved <= self.tolerance / (4 * self.smoothness),
+                finished=met | last,
+                cut=state.cut | jnp.asarray(inner.cut_short(advanced)) | (last & ~met),
                 gradients=spent,
             )
             sub_, inner_ = self._subproblem(problem, following)
@@ -152,6 +171,9 @@ class ProximalPoint(Solver[ProximalPointState]):
 
     def done(self, problem: MinimaxProblem, state: ProximalPointState) -> Array:
         return state.finished
+
+    def cut_short(self, state: ProximalPointState) -> Array:
+        return state.cut
 
     def output(self, problem: MinimaxProblem, state: ProximalPointState) -> Point:
         return Point(x=state.x, y=state.y)

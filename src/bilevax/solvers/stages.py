@@ -25,7 +25,7 @@ from bilevax.problems.constants import (
     upper_smoothness_of,
 )
 from bilevax.problems.validation import require, require_bounded
-from bilevax.solvers.base import Solver, check_part, check_positive
+from bilevax.solvers.base import Solver, check_most, check_part, check_positive
 from bilevax.solvers.proximal_point import CONSTANTS, ProximalPoint, ProximalPointState
 from bilevax.terms import PerLeaf
 from bilevax.trees import Tree
@@ -112,6 +112,7 @@ class StagesState(eqx.Module):
     outer: ProximalPointState
     answer: Point
     finished: Array
+    cut: Array  # whether a limit on iterations has ended a stage, or a subproblem
     gradients: Array
 
 
@@ -134,6 +135,12 @@ class Stages(Solver[StagesState]):
     c_hi ≥ ‖(c, e)‖ (`constraint_bound`) are the solver's if given, else the problem's, else
     estimated; `diameter` is that of y, `stages` the number of stages. A value given to `outer`
     itself goes before the one that a stage would set.
+
+    The run ends after the last stage, or after up to `extra_stages` more (none in theory's
+    schedule) while the published stop does not hold: ‖([c]₊, e)‖ ≤ ε and a lower-level gap ≤ ε,
+    both at (x, y). `max_iterations` is the most iterations of `ProximalPoint` in a stage; OptFOM
+    has the limit of the published runs with
+    `outer=ProximalPoint(inner=OptFOM(max_iterations=200))`.
     """
 
     form: ClassVar[type[Form]] = ConstrainedBilevelProblem
@@ -150,6 +157,8 @@ class Stages(Solver[StagesState]):
     constraint_bound: Any = None
     diameter: Any = None
     stages: Any = None
+    extra_stages: int = eqx.field(static=True, default=3)
+    max_iterations: int | None = eqx.field(static=True, default=None)
     schedule: Literal["practical", "theory"] = eqx.field(static=True, default="practical")
     outer: ProximalPoint = eqx.field(default_factory=ProximalPoint)
 
@@ -162,6 +171,8 @@ class Stages(Solver[StagesState]):
                 non_negative(value, f"{name}: {constant}")
         if self.stages is not None and not eqx.is_array(self.stages):
             whole(self.stages, f"{name}: stages", 1)
+        whole(self.extra_stages, f"{name}: extra_stages", 0)
+        check_most(self)
         one_of(self.schedule, f"{name}: schedule", "practical", "theory")
         check_part(self, "outer", ProximalPoint)
 
@@ -174,12 +185,27 @@ class Stages(Solver[StagesState]):
         """The constants of stage k, inside a compiled program."""
 
     def enough(self, problem: ConstrainedBilevelProblem, state: StagesState) -> Array:
-        """Whether the answer of a stage that is the last by its number ends the run."""
-        return jnp.asarray(True)
+        """The published stop: ‖([c]₊, e)‖ ≤ ε at (x, y), and a lower-level gap ≤ ε.
+
+        Feasible points have A_k ≤ g, so min g ≥ min A_k; and A_k is convex, so min A_k is at least
+        A_k(x, z) less the largest ⟨∇A_k, z − s⟩ + g2(z) − g2(s). With that
+        g(x, y) − min g ≤ g(x, y) − A_k(x, z) + this excess.
+        """
+        p, answer = problem, state.answer
+        x, y, z = answer.x, answer.y, answer.z
+        above = jax.tree.map(lambda c: jnp.maximum(c, 0), p.called("constraints", x, y))
+        violation = trees.norm((above, p.called("equalities", x, y)))
+        stage = self.constants(state.stage)
+        lower, _ = self._lower(p, stage, state.shift)
+        value, slope = jax.value_and_grad(lambda z: lower(x, z, *p.extra))(z)
+        value = value - trees.square(state.shift).astype(value.dtype) / (2 * stage.weight)
+        excess = linear_excess(p.y, z, trees.scale(-1, slope))
+        gap = p.lower_value(x, y) - (value - excess)
+        return (violation <= self.epsilon) & (gap <= self.epsilon)
 
     @property
     def gradients_per_step(self) -> int:
-        return self.outer.gradients_per_step
+        return self.outer.gradients_per_step + 1  # that of the published stop
 
     def prepare(self, problem: ConstrainedBilevelProblem, start: Point, tolerance: float) -> Any:
         name = type(self).__name__
@@ -201,11 +227,17 @@ class Stages(Solver[StagesState]):
             "diameter": diameter if diameter > 0 else 1.0,
         }
         arrays = {key: jnp.asarray(value, dtype) for key, value in constants.items()}
-        given = {key: getattr(self.outer, key) for key in CONSTANTS}
-        given = {key: jnp.asarray(v, dtype) for key, v in given.items() if v is not None}
+        stated = {key: getattr(self.outer, key) for key in CONSTANTS}
+        given: dict[str, Any] = {
+            key: jnp.asarray(value, dtype) for key, value in stated.items() if value is not None
+        }
         stages = self.count(epsilon) if self.stages is None else int(self.stages)
+        extra = 0 if self.schedule == "theory" else self.extra_stages
+        if self.max_iterations is not None:
+            given["max_iterations"] = self.max_iterations
         outer = dataclasses.replace(self.outer, **given)
-        return dataclasses.replace(self, stages=jnp.asarray(stages, int), outer=outer, **arrays)
+        arrays["stages"] = jnp.asarray(stages, int)
+        return dataclasses.replace(self, extra_stages=extra, outer=outer, **arrays)
 
     def _measured(self, problem: ConstrainedBilevelProblem, start: Point) -> dict[str, float]:
         """The constants of the problem: the solver's, or else the problem's, or else estimates."""
@@ -276,6 +308,7 @@ class Stages(Solver[StagesState]):
             outer=outer.init(minimax, Point(x=(x, y), y=y)),
             answer=self._answer(problem, stage.rho, lower, (x, y, y)),
             finished=jnp.asarray(False),
+            cut=jnp.asarray(False),
             gradients=zero,
         )
 
@@ -331,22 +364,25 @@ class Stages(Solver[StagesState]):
         lower, smoothness = self._lower(problem, stage, state.shift)
         minimax, method = self._minimax(problem, stage, lower, smoothness)
         before = state.outer
-        outer = method.step(minimax, before, limit - state.gradients + before.gradients)
+        outer = method.step(minimax, before, limit - 1 - state.gradients + before.gradients)
         gradients = state.gradients + outer.gradients - before.gradients
         state = dataclasses.replace(state, outer=outer, gradients=gradients)
 
         def land() -> StagesState:
             (x, y), z = outer.x, outer.y
             answer = self._answer(problem, stage.rho, lower, (x, y, z))
-            landed = dataclasses.replace(state, answer=answer)
+            landed = dataclasses.replace(state, answer=answer, cut=state.cut | outer.cut)
             return lax.cond(outer.finished, lambda: self._next(problem, landed), lambda: landed)
 
         return lax.cond(outer.iteration > before.iteration, land, lambda: state)
 
     def _next(self, problem: ConstrainedBilevelProblem, state: StagesState) -> StagesState:
         """The beginning of the next stage, or the end."""
-        last = state.stage + 1 >= self.stages
-        finished = lax.cond(last, lambda: self.enough(problem, state), lambda: jnp.asarray(False))
+        number = state.stage + 1
+        asks = (number >= self.stages) & (number < self.stages + self.extra_stages)
+        enough = lambda: self.enough(problem, state)
+        finished = lax.cond(asks, enough, lambda: number >= self.stages)
+        state = dataclasses.replace(state, gradients=state.gradients + asks.astype(int))
         m = state.answer.multipliers
         kept = (m.lam_bar, m.nu_bar) if self.keeps_multipliers and m is not None else state.shift
         following = dataclasses.replace(
@@ -361,6 +397,9 @@ class Stages(Solver[StagesState]):
 
     def done(self, problem: ConstrainedBilevelProblem, state: StagesState) -> Array:
         return state.finished
+
+    def cut_short(self, state: StagesState) -> Array:
+        return state.cut
 
     def output(self, problem: ConstrainedBilevelProblem, state: StagesState) -> Point:
         return state.answer
