@@ -70,6 +70,8 @@ bench: .venv/dev
 	$(BIN)/bilevax bench linear --max-seconds 8 --json benchmarks/results/linear.json --plot benchmarks/results/linear.png
 	for tolerance in 1e-4 1e-6; do $(BIN)/bilevax bench linear --methods adaptive --tolerance $$tolerance --json benchmarks/results/linear_$$tolerance.json || exit 1; done
 	$(BIN)/bilevax bench linear --methods paper adaptive --sizes 400 500 --instances 3 --max-seconds 40 --json benchmarks/results/linear_paper.json
+	$(BIN)/python benchmarks/published.py --json benchmarks/results/published.json --plot benchmarks/results/published.png
+	$(BIN)/python benchmarks/exponents.py --json benchmarks/results/exponents.json --plot benchmarks/results/exponents.png
 	for part in epsilon size exact; do $(BIN)/bilevax bench growth --parts $$part --json benchmarks/results/growth_$$part.json --plot benchmarks/results/growth_$$part.png || exit 1; done
 	$(BIN)/python benchmarks/inner.py --json benchmarks/results/inner.json
 	$(BIN)/python benchmarks/stochastic.py --json benchmarks/results/stochastic.json --plot benchmarks/results/stochastic.png
@@ -83,7 +85,8 @@ bench: .venv/dev
 	test ! -d ../shared/data || $(BIN)/python benchmarks/model_problem.py --json benchmarks/results/model_problem.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/minibatches.py --json benchmarks/results/minibatches.json
 	$(BIN)/python benchmarks/robust_large.py --json benchmarks/results/robust_large.json
-	# On an accelerator (its results are kept): benchmarks/deep_cost.py and benchmarks/deep_dominoes.py.
+	# On an accelerator (its results are kept): benchmarks/deep_cost.py, benchmarks/deep_variance.py and
+	# benchmarks/deep_dominoes.py, which makes deep_dominoes.json and, with --ablation, deep_ablation.json.
 	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json
 	test ! -f ../shared/data/basblib.json || $(BIN)/bilevax bench suite ../shared/data/basblib.json --tolerance 1e-6 --json benchmarks/results/suite.json
 	$(BIN)/python benchmarks/tables.py

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 import bilevax as bx
-from bilevax.problems.lagrangian import bilevel_point, lagrangian
+from bilevax.problems.lagrangian import bilevel_point, lagrangian_problem
 from bilevax.solvers.multipliers import first_bounds
 
 SIZES = (2_000, 5_000, 10_000, 20_000, 50_000)
@@ -79,7 +79,7 @@ def read(matrix: jax.Array, vector: jax.Array, times: jax.Array) -> jax.Array:
 def measure(n: int) -> dict[str, Any]:
     stated, start = drawn(n)
     bounds = first_bounds(stated, start)
-    problem, begin = lagrangian(stated, bounds), bilevel_point(start, bounds)
+    problem, begin = lagrangian_problem(stated, bounds), bilevel_point(start, bounds)
     solver = bx.Adaptive().prepare(problem, begin, 1e-9)
     state = advanced(solver, problem, solver.init(problem, begin), jnp.asarray(BEFORE))
     matrices = sum(stated.data[name].nbytes for name in ("A", "B"))

@@ -14,6 +14,7 @@ does not depend on what else the machine does, as far as any time does not.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
 import time
@@ -40,17 +41,19 @@ def loop(instance: Any) -> tuple[Callable[[Any, int], Any], Any]:
     import jax.numpy as jnp
 
     import bilevax as bx
-    from bilevax.problems.lagrangian import bilevel_point, lagrangian
+    from bilevax.problems.lagrangian import bilevel_point
 
     try:
+        from bilevax.problems.lagrangian import lagrangian_problem
         from bilevax.problems.validation import validate
     except ImportError:  # 0.1.0
+        lagrangian_problem = importlib.import_module("bilevax.problems.lagrangian").lagrangian
         from bilevax.problems.validate import validate  # pyright: ignore[reportMissingImports]
     from bilevax.solvers.multipliers import first_bounds
 
     start = validate(instance.problem, instance.start)
     bounds = first_bounds(instance.problem, start)
-    problem, point = lagrangian(instance.problem, bounds), bilevel_point(start, bounds)
+    problem, point = lagrangian_problem(instance.problem, bounds), bilevel_point(start, bounds)
     solver = bx.Adaptive().prepare(problem, point, 1e-12)  # which is not reached
     compiled = eqx.filter_jit(lambda solver, *given: solver.advance(*given))
 

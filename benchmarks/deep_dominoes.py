@@ -1,191 +1,174 @@
-"""Worst-group accuracy on dominoes: ERM, group DRO, group DRO with η from a grid, bilevel.
+"""Worst-group accuracy on dominoes: methods compared, constants of the bilevel method varied.
 
-    python benchmarks/deep_dominoes.py DATA --json benchmarks/results/deep_dominoes.json
+    python benchmarks/deep_dominoes.py DATA --json benchmarks/results/deep_dominoes.json \\
+        --ablation benchmarks/results/deep_ablation.json
 
 DATA has the idx files of MNIST and Fashion-MNIST in mnist/ and fashion-mnist/. Meant for an
 accelerator. Every method sees 256 images a step, takes as many steps, with a learning rate that
-falls as a cosine, and is judged on the same test images; of each run the model with the best worst
-group on validation rows counts. Learning rates, and group DRO's C, are picked for each network,
-correlation and method by that same accuracy on data drawn with a seed that is not used again.
+falls as a cosine, and is judged on the same rows; of each run the model with the best worst group
+on validation rows counts. Learning rates, and group DRO's C, are picked for each network,
+correlation and method by that same accuracy on data drawn with a seed that is not used again. While
+the best rate is at the end of its grid, the next one is tried: at most three in either direction.
 "group DRO, all rows" trains on the validation rows too, which the bilevel method uses and the
-others only choose by.
+others only choose by: with group DRO's rate and C, and with its own. By rows that it trains on it
+picks its own badly.
 
-With `--variants` it measures forms of the bilevel method instead: the paper's constants and plain
-steps, and T > 1.
+With `--ablation`, λ, ρ, L, the first η and T of the bilevel method are then varied one at a time,
+around the library's constants with the rate picked before and around the paper's constants with
+plain steps, whose τ is picked alike; and λ of group DRO, with and without the validation rows.
+
+Files are written after every run. After `--seconds` no run is begun, and the files are marked as
+not complete; the same command goes on from them.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import shlex
-import sys
-import time
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
+from bilevax.deep import Settings
+from bilevax.deep.ablation import GRID
+from deep_tables import OWN_RATE, PAPER, accuracy, chosen
+from dominoes_runs import OutOfTime, Runs, widened
 
-from bilevax.deep import Images, Settings, dominoes
-from bilevax.deep.devices import Devices
-from bilevax.deep.feed import Feed, Rows, View
-from bilevax.deep.settings import METHODS, method_of, model_of, precision_of
-from deep_tables import chosen, mean
-
-RATES = (0.003, 0.01, 0.03, 0.1)
-ADJUSTMENTS = (1.0, 3.0)
+#: The grid that is tried first is from 0.003 to 0.1.
+RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+FIRST = (3, 6)
+ADJUSTMENTS = (0.0, 1.0, 3.0, 10.0, 30.0)
 ETAS = (0.01, 0.1, 1.0, 10.0)
 PICKING = 100  # a seed for the choices
-PAPER = {"optimizer": "none", "rho": 100.0, "smoothness": 1000.0, "tau": 0.01}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "as by default": {},
-    "paper's constants, λ = 0.0001": PAPER,
-    "paper's constants, λ = 0.1": {**PAPER, "l2": 0.1},
-    "paper's constants, optax": {**PAPER, "optimizer": "sgd"},
-    "ρ = 10, L = 100": {"rho": 10.0, "smoothness": 100.0, "tau": 0.01},
-    "T = 3": {"iterations": 3, "tau": 0.03},
+METHODS: dict[str, dict[str, Any]] = {
+    "ERM": {"method": "erm"},
+    "group DRO": {"method": "group-dro"},
+    "bilevel": {"method": "bilevel", "eta": 1.0},
+    OWN_RATE: {"method": "group-dro", "all_rows": True},
 }
+#: The paper's constants: those of examples/deep/celeba.toml.
+PLAIN = {
+    "method": "bilevel", "optimizer": "none", "rho": 100.0, "smoothness": 1000.0, "eta": 1.0,
+    "l2": 0.1,
+}  # fmt: skip
+L2 = (0.0, 0.0001, 0.01)
+#: What is varied around the library's and around the paper's constants, and where.
+DEFAULTS: dict[str, tuple[float, ...]] = {
+    "l2": L2, "rho": (0.1, 1.0, 10.0, 100.0), "smoothness": (1.0, 10.0, 100.0, 1000.0),
+    "eta": (0.1, 1.0, 5.0), "iterations": (1, 3, 5),
+}  # fmt: skip
+PUBLISHED = {"l2": (0.0, 0.1, 1.0), **GRID, "iterations": (1, 3, 5)}
+#: For the larger network fewer: its runs take three times as long.
+FEWER = {**DEFAULTS, "rho": (0.1, 1.0, 10.0), "smoothness": (1.0, 10.0, 100.0)}
+VARIED = {"cnn": (DEFAULTS, PUBLISHED), "resnet18": ({**FEWER, "iterations": (1, 3)}, GRID)}
+ABLATED = {"cnn": (0.95, 0.99), "resnet18": (0.99,)}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--ablation", type=Path, help="a file for the ablation, which is run too")
     parser.add_argument("--networks", nargs="+", default=["cnn", "resnet18"])
     parser.add_argument("--correlations", nargs="+", type=float, default=[0.95, 0.99])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--images", type=int, default=256, help="a step")
     parser.add_argument("--judgements", type=int, default=10)
-    parser.add_argument("--variants", action="store_true", help="of the bilevel method, only")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after these")
     return parser.parse_args()
 
 
-def with_validation(images: Images) -> Images:
-    """The validation rows as training rows too; they stay what models are chosen by."""
-    held = images.rows("validation")
-    again = lambda a: np.concatenate([a, a[held]])
-    assert images.pixels is not None
-    split = np.concatenate([images.split, np.zeros(len(held), images.split.dtype)])
-    return dataclasses.replace(
-        images, label=again(images.label), group=again(images.group), split=split,
-        pixels=again(images.pixels),
-    )  # fmt: skip
+def made(
+    runs: Runs, name: str, at: tuple[str, float], seed: int, given: dict[str, Any], **more: Any
+) -> dict[str, Any]:
+    """The run of a name with these settings."""
+    own = {**given, **more}
+    all_rows, factor = own.pop("all_rows", False), own.pop("factor", None)
+    own["schedule"] = "constant" if own.get("optimizer") == "none" else "cosine"
+    settings = Settings(network=at[0], correlation=at[1], seed=seed, **own)  # pyright: ignore[reportArgumentType]
+    return runs.record(name, settings, all_rows=all_rows, factor=factor)
 
 
-def trained(settings: Settings, images: Images, args: argparse.Namespace) -> dict[str, Any]:
-    """One run: the best worst group on validation rows, and that model on test rows."""
-    began = time.perf_counter()
-    kind = METHODS[settings.method]
-    batch = args.images // 2 if kind.takes_validation else args.images
-    rows = Rows(images, kind, batch, settings.seed)
-    devices = Devices()
-    view = View(images.size, precision_of(settings), False, batch)
-    chunk = args.steps // args.judgements
-    feed = Feed(images, rows, view, devices, settings.seed, steps=args.steps, chunk=chunk)
-    method = devices.everywhere(method_of(settings, images.counts[0], args.steps))
-    state = devices.everywhere(method.init(model_of(settings, len(images.classes))))
-    best: dict[str, Any] = {"validation": {"worst": -1.0}}
-    curve = []
-    for number in range(args.judgements):
-        state = feed.advance(method, state, number * chunk, chunk)
-        model = method.model(state)
-        found = feed.judge(model, "validation")
-        curve.append(round(found["worst"], 4))
-        if found["worst"] > best["validation"]["worst"]:
-            best = {
-                "step": (number + 1) * chunk,
-                "validation": found,
-                "test": feed.judge(model, "test"),
-                "seen": {k: np.asarray(v).tolist() for k, v in method.seen(state).items()},
-            }
-    return {**best, "validation_worst_curve": curve, "seconds": time.perf_counter() - began}
+def tuned(runs: Runs, name: str, at: tuple[str, float], given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a method with its rate, and group DRO's C, as picked."""
+    tried = lambda **more: made(runs, f"{name}, picking", at, PICKING, given, **more)
+    rate = "tau" if given.get("optimizer") == "none" else "learning_rate"
+    given = {**given, rate: widened(RATES, *FIRST, lambda value: tried(**{rate: value}))}
+    if given["method"] == "group-dro":
+        best = widened(ADJUSTMENTS, 0, 2, lambda value: tried(adjustment=value))
+        given = {**given, "adjustment": best}
+    return given
 
 
-def settings_of(network: str, correlation: float, seed: int, **chosen: Any) -> Settings:
-    at: dict[str, Any] = {"network": network, "correlation": correlation, "seed": seed}
-    return Settings(**at, schedule="cosine", **chosen)
+def compare(
+    runs: Runs, settings: list[tuple[str, float]], seeds: int
+) -> dict[tuple[str, float], dict[str, dict[str, Any]]]:
+    """All methods in all settings, seed after seed, so that a cut costs seeds; what was picked."""
+    picked = {
+        at: {name: tuned(runs, name, at, given) for name, given in METHODS.items()}
+        for at in settings
+    }
+    for seed, at in itertools.product(range(seeds), settings):
+        for name, given in picked[at].items():
+            made(runs, name, at, seed, given)
+        given = picked[at]["group DRO"]
+        made(runs, "group DRO, all rows", at, seed, given, all_rows=True)
+        for eta in ETAS:
+            made(runs, "group DRO, one η of the grid", at, seed, given, eta=eta)
+    return picked
+
+
+def calm(given: dict[str, Any]) -> dict[str, Any]:
+    """Steps with which T > 1 is possible: `Settings` refuses τ·L ≥ 1, and rates as large."""
+    smoothness = given.get("smoothness", Settings.smoothness)
+    calmer = {"tau": min(given.get("tau", Settings.tau), 0.5 / smoothness)}
+    if "learning_rate" in given:
+        calmer["learning_rate"] = min(given["learning_rate"], 1 / smoothness)
+    return {**given, **calmer}
+
+
+def ablate(
+    runs: Runs, picked: dict[tuple[str, float], dict[str, dict[str, Any]]], seeds: int
+) -> None:
+    """One constant at a time around both sets of them, and λ of group DRO."""
+    settings = [at for at in picked if at[1] in ABLATED.get(at[0], ())]
+    paper = {at: tuned(runs, PAPER, at, PLAIN) for at in settings}
+    for seed, at in itertools.product(range(seeds), settings):
+        around = {"bilevel": picked[at]["bilevel"], PAPER: paper[at]}
+        for (name, given), varied in zip(around.items(), VARIED[at[0]]):
+            for factor, values in varied.items():
+                own = calm(given) if factor == "iterations" else given
+                for value in values:
+                    made(runs, name, at, seed, own, factor=factor, **{factor: value})
+        for name, value in itertools.product(("group DRO", OWN_RATE), L2):
+            made(runs, name, at, seed, picked[at][name], factor="l2", l2=value)
 
 
 def main(args: argparse.Namespace) -> None:
-    results: dict[str, Any] = {
-        "command": shlex.join(["python", *sys.argv]),
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-        "steps": args.steps,
-        "images_per_step": args.images,
-        "runs": [],
-    }
-
-    def record(name: str, images: Images, **chosen: Any) -> dict[str, Any]:
-        settings = settings_of(**chosen)
-        found = trained(settings, images, args)
-        kept = ("network", "correlation", "seed", "method", "learning_rate", "eta", "adjustment")
-        run = {"name": name, **{k: getattr(settings, k) for k in kept}, **found}
-        results["runs"].append(run)
-        if args.json is not None:
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
-        worst = [100 * found[split]["worst"] for split in ("validation", "test")]
-        print(
-            f"{settings.network:9} {settings.correlation:.2f} seed {settings.seed:3} {name:28} "
-            f"rate {settings.learning_rate:<6g} worst {worst[0]:5.1f} {worst[1]:5.1f} "
-            f"average {100 * found['test']['average']:5.1f}  step {found['step']} "
-            f"{found['seconds']:.1f} s", flush=True,
-        )  # fmt: skip
-        return run
-
-    worst = lambda run: run["validation"]["worst"]
-    for network in args.networks:
-        for correlation in args.correlations:
-            at = {"network": network, "correlation": correlation}
-            if args.variants:
-                for seed in range(args.seeds):
-                    images = dominoes(args.data, correlation, seed=seed)
-                    for name, chosen in VARIANTS.items():
-                        record(name, images, **at, seed=seed, method="bilevel", **chosen)
-                continue
-            images = dominoes(args.data, correlation, seed=PICKING)
-            rates, held = {}, {}
-            for method in ("erm", "group-dro", "bilevel"):
-                tried = [
-                    record(f"{method}, picking", images, **at, seed=PICKING, method=method,
-                           learning_rate=rate)
-                    for rate in RATES
-                ]  # fmt: skip
-                rates[method] = max(tried, key=worst)["learning_rate"]
-                held[method] = max(map(worst, tried))
-            rate = rates["group-dro"]
-            tried = [
-                record("group-dro, picking", images, **at, seed=PICKING, method="group-dro",
-                       learning_rate=rate, adjustment=adjustment)
-                for adjustment in ADJUSTMENTS
-            ]  # fmt: skip
-            better = max(tried, key=worst)
-            adjustment = better["adjustment"] if worst(better) > held["group-dro"] else 0.0
-            for seed in range(args.seeds):
-                images = dominoes(args.data, correlation, seed=seed)
-                own = {**at, "seed": seed}
-                dro = {"method": "group-dro", "learning_rate": rate, "adjustment": adjustment}
-                record("ERM", images, **own, method="erm", learning_rate=rates["erm"])
-                record("group DRO", images, **own, **dro)
-                for eta in ETAS:
-                    record("group DRO, one η of the grid", images, **own, **dro, eta=eta)
-                record("bilevel", images, **own, method="bilevel", learning_rate=rates["bilevel"])
-                record("group DRO, all rows", with_validation(images), **own, **dro)
-    print(summary(results))
+    runs = Runs(args, args.json)
+    try:
+        settings = list(itertools.product(args.networks, args.correlations))
+        picked = compare(runs, settings, args.seeds)
+        runs.save(complete=True)
+        print(summary(runs.runs))
+        if args.ablation is not None:
+            ablation = Runs(args, args.ablation, runs)
+            ablate(ablation, picked, args.seeds)
+            ablation.save(complete=True)
+    except OutOfTime:
+        print(f"Stopped after {args.seconds:g} s; the same command goes on from here.")
 
 
-def summary(results: dict[str, Any]) -> str:
+def summary(runs: list[dict[str, Any]]) -> str:
     """Means and standard errors over seeds; of η's grid, the run best on validation rows."""
     lines = []
-    for (network, correlation), of in chosen(results).items():
-        for name, runs in of.items():
-            average, worst = ([run["test"][key] for run in runs] for key in ("average", "worst"))
+    for (network, correlation), of in chosen({"runs": runs}).items():
+        for name, several in of.items():
+            average, worst = (accuracy(several, "test", kind) for kind in ("average", "worst"))
             lines.append(
-                f"{network:9} {correlation:.2f} {name:32} average {mean(average)}  "
-                f"worst {mean(worst)}  ({len(runs)} seeds)"
+                f"{network:9} {correlation:.2f} {name:32} average {average}  worst {worst}  "
+                f"({len(several)} seeds)"
             )
     return "\n".join(lines)
 

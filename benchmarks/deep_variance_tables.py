@@ -87,10 +87,11 @@ image): those of {record["steps"]} steps of {record["images_per_step"]} images, 
 {record["device"]}. "Equal draws" has as many images instead, each with two gradients. STORM:
 d = g(w; ξ) + (1 − a)·(d⁻ − g(w⁻; ξ)). Anchors: every eighth step from 1024 images, between them the
 same with a = 0. Growing: steps from 128 to 1024 images, gathered in minibatches of 64, twice as
-many when noise² > θ²·‖gradient‖². Learning rates are picked as above, for each variant. Differences
-are paired by seeds, with 95 % intervals; the last column's hold for all variants together. There
-are {seeds["cnn"]} seeds of the CNN and {seeds["resnet18"]} of ResNet-18.{cut} θ was chosen on
-seed 0. `{record["command"]}`
+many when noise² > θ²·‖gradient‖². Learning rates (of four) are picked for each variant by the worst
+group on validation rows, on data that is not used again. Differences are paired by seeds,
+with 95 % intervals; the last column's hold for all variants together. There are
+{seeds["cnn"]} seeds of the CNN and {seeds["resnet18"]} of ResNet-18.{cut} θ was chosen on seed 0.
+`{record["command"]}`
 
 {differences(record)}
 """

@@ -29,7 +29,7 @@ import bilevax as bx
 from bilevax.bench.batch import stacked
 from bilevax.certificates.constrained import ConstrainedKKT
 from bilevax.problems import library
-from bilevax.problems.lagrangian import bilevel_point, constrained_point, lagrangian
+from bilevax.problems.lagrangian import bilevel_point, constrained_point, lagrangian_problem
 from bilevax.solvers.multipliers import first_bounds
 
 TOLERANCE, MOST, ROUNDS = 1e-2, 200_000, 3
@@ -39,7 +39,10 @@ NOTES = ("rho", "objective")
 def begun(n: int, seed: int) -> tuple[Any, ...]:
     instance = library.bilevel_linear(n, n, n // 20, seed)
     bounds = first_bounds(instance.problem, instance.start)
-    problem, start = lagrangian(instance.problem, bounds), bilevel_point(instance.start, bounds)
+    problem, start = (
+        lagrangian_problem(instance.problem, bounds),
+        bilevel_point(instance.start, bounds),
+    )
     solver = bx.Adaptive().prepare(problem, start, TOLERANCE)
     return solver, problem, instance.problem, bounds, solver.init(problem, start)
 

@@ -9,8 +9,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from deep_tables import deep_cost, deep_dominoes, deep_variants
+from deep_tables import deep_ablation, deep_cost, deep_dominoes
 from deep_variance_tables import deep_variance
+from paper_tables import exponents, published
 from robust_tables import robust, robust_large
 from stochastic_tables import (
     coverage,
@@ -757,7 +758,7 @@ Each section names the command that made it, most of them part of `make bench`. 
 device is named, it ran on a shared machine with two cores, float64: times do not repeat, ratios
 within one run do. Every number below is read from `results/` by `tables.py`.
 """
-    growing = (growth_epsilon, growth_size, growth_exact)
+    growing = (published, exponents, growth_epsilon, growth_size, growth_exact)
     others = measured(
         first_answer,
         people,
@@ -777,7 +778,7 @@ within one run do. Every number below is read from `results/` by `tables.py`.
         coverage,
         sapd_overhead,
     )
-    others += measured(robust, robust_large, deep_dominoes, deep_variants, deep_variance, deep_cost)
+    others += measured(robust, robust_large, deep_dominoes, deep_ablation, deep_variance, deep_cost)
     parts = [linear(), linear_tight(), *others, suite(), together(), optfom_overhead(), library()]
     (HERE / "README.md").write_text("\n".join([intro, *parts]))
 

@@ -30,7 +30,7 @@ import numpy as np
 from bilevax.bench.batch import stacked
 from bilevax.bench.linear import METHODS, method
 from bilevax.problems import Point, library
-from bilevax.problems.lagrangian import bilevel_point, lagrangian
+from bilevax.problems.lagrangian import bilevel_point, lagrangian_problem
 from bilevax.solvers.multipliers import first_bounds
 
 SIZES = (100, 300, 500)
@@ -49,7 +49,7 @@ def begun(name: str, size: int, seed: int, tolerance: float) -> tuple[Any, Any, 
     start: Point = instance.start
     if not isinstance(problem, solver.form):
         bounds = first_bounds(problem, start)
-        stated, start = lagrangian(problem, bounds), bilevel_point(start, bounds)
+        stated, start = lagrangian_problem(problem, bounds), bilevel_point(start, bounds)
     solver = solver.prepare(stated, start, tolerance)
     return solver, stated, solver.init(stated, start)
 
