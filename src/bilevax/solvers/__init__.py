@@ -2,6 +2,7 @@
 
 from bilevax.solvers.adaptive import Adaptive
 from bilevax.solvers.base import Solver, Task
+from bilevax.solvers.best_response import BestResponse
 from bilevax.solvers.composite import Reformulated, Sequence
 from bilevax.solvers.defaults import default_solver
 from bilevax.solvers.engines import Engines
@@ -23,6 +24,7 @@ __all__ = [
     "SAPD",
     "SMO",
     "Adaptive",
+    "BestResponse",
     "Engines",
     "Estimator",
     "ExtraGradient",

@@ -15,22 +15,27 @@ from bilevax.problems.constants import sample_domain
 from bilevax.programs import quick
 from bilevax.solvers.adaptive import Adaptive
 from bilevax.solvers.base import Solver, Task
+from bilevax.solvers.best_response import BestResponse
 from bilevax.solvers.composite import Sequence
 from bilevax.solvers.newton import Newton, takes
 from bilevax.solvers.penalised import sizes_of
+from bilevax.solvers.responses import parts_of, width_of
 
 # Curvature below this share of slopes, over a unit of length, counts as none.
 STRAIGHT = 1e-9
 # First-order steps that begin leave off after so many gradients: at least so many, and about what
 # some tens of Newton's linear systems cost.
 PATIENCE, PATIENCE_AN_ENTRY = 5_000, 60
+# Best responses begin where their systems take at most this share of the work of Newton's.
+CHEAPER = 0.1
 
 
 class Engines(Sequence):
     """The paper's penalty problem by two engines, `Newton` and `Adaptive`: what `solve` takes.
 
-    Newton's steps begin where the lower level or its domain is curved, and the problem is not too
-    large for their linear systems. Where they end nowhere, those with barriers begin at the start,
+    Where both adversaries' answers are in closed form, and many weights are theirs, `BestResponse`
+    begins. Newton's steps begin where the lower level or its domain is curved, and the problem is
+    not too large for their linear systems. Where they end nowhere, those with barriers begin at the start,
     and where these do too, first-order steps go on from the best point. Where the lower level is
     piecewise linear, first-order steps begin, and come once more at the end. `rho` is a first guess
     for all.
@@ -56,6 +61,10 @@ class Engines(Sequence):
         return self.chosen_for(task).prepared_at(stage, task)
 
     def _ordered(self, task: Task) -> list[Solver]:
+        others = self._by_curvature(task)
+        return [BestResponse(rho=self.rho), *others] if _answers(task) else others
+
+    def _by_curvature(self, task: Task) -> list[Solver]:
         (newton, inside, adaptive), entries = self.solvers, sum(sizes_of(task.start))
         if not takes(task.start, interior=False):
             return [adaptive]
@@ -69,6 +78,14 @@ class Engines(Sequence):
             return [newton, inside, adaptive]
         patience = max(PATIENCE, PATIENCE_AN_ENTRY * entries)
         return [Adaptive(rho=self.rho, patience=patience), inside, newton, adaptive]
+
+
+def _answers(task: Task) -> bool:
+    """Whether best responses are to begin."""
+    if task.noisy or not (parts := parts_of(task.problem, task.start)):
+        return False
+    width = width_of(task.start, parts)
+    return parts * width**3 <= CHEAPER * sum(sizes_of(task.start)) ** 3
 
 
 @quick
