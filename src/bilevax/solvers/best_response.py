@@ -17,13 +17,13 @@ from bilevax.solvers.base import check_positive
 from bilevax.solvers.model import Model
 from bilevax.solvers.newton import BADLY, EASE, MOST_HOLD, RETREAT, TAKEN, TIGHTEN, WELL
 from bilevax.solvers.penalised import Engine, first_penalty
-from bilevax.solvers.responses import Answered, Parts, Slopes, parts_of
+from bilevax.solvers.responses import Answered, Parts, Slopes, parts_of, usual_pull
 from bilevax.trees import Layout, Tree
 
 # The method gives up after so many linear systems, and after so many in a row without settling.
-MOST_SOLVES, PATIENCE = 1500, 60
+MOST_SOLVES, PATIENCE = 1500, 150
 # After a move of x1 the parts settle in at most so many steps, or the move is taken back.
-SETTLING = 40
+SETTLING = 20
 # A step of a part is halved until its slope along the way is at most this share of what it was, the
 # other way; at most so often.
 TURNED, HALVINGS = 0.3, 12
@@ -32,8 +32,10 @@ TURNED, HALVINGS = 0.3, 12
 FIRM, LEAST_FIRM, MOST_FIRM, FULL_STEP, SHORT_STEP = 1e-9, 1e-12, 1e2, 0.1, 10.0
 # Parts are settled when their slopes are at most this share of the target, or of x1's slope.
 SETTLED, SETTLED_SHARE = 0.1, 1e-3
+# The least share of the largest curvature by which an entry of x1 is held.
+LEAST_SCALE = 1e-4
 # Where x1's slope is below this share of ‖∇f‖, ρ grows and μ falls.
-ENOUGH = 1e-2
+ENOUGH, CENTERED = 1e-2, 0.3
 # The first ρ is so many times the one at which both levels pull alike; the share of f's slope over
 # the domain that the first μ is; the factor by which μ falls, and the most by which ρ grows.
 FIRST_RHO, FIRST_MU, FIRST_NU, FALL = 10.0, 0.1, 0.05, 0.7
@@ -137,7 +139,7 @@ class BestResponse(Engine[ResponseState]):
             relative=given(self.relative, 0.0),
             force=given(self.force, force),
             mu=given(self.mu, FIRST_MU * force),
-            nu=given(self.nu, FIRST_NU * force / rho),
+            nu=given(self.nu, FIRST_NU * max(usual_pull(problem, start), 1e-6)),
             parts=parts,
         )
 
@@ -265,14 +267,17 @@ def _taken(
     """A new center; then a check is asked for, or ρ and μ change, or x1 moves."""
     point, close = _answered(problem, s).point(s.x1, s.both), READY * seen.aim
     apart = lambda a, b: trees.norm(trees.subtract(a, b))
-    open_gap, open_x2 = gap > low, jnp.zeros((), bool)
+    open_gap, off_x2 = gap > low, jnp.zeros_like(gap)
     if s.x2_center is not None:
-        open_x2 = s.mu * apart(point.x2, s.x2_center) > close
-    off = jnp.maximum(apart(point.y2, s.y2_center), apart(point.z2, s.y2_center))
-    open_y2 = s.rho * s.nu * off > close
+        off_x2 = s.mu * apart(point.x2, s.x2_center)
+    off_y2 = jnp.maximum(apart(point.y2, s.y2_center), apart(point.z2, s.y2_center))
+    off_y2 = s.rho * s.nu * off_y2
+    open_x2, open_y2 = off_x2 > close, off_y2 > close
     there = ~open_gap & ~open_x2 & ~open_y2
     ready = there & (seen.of_x1 <= close) & (seen.others <= close)
-    changing = ~there & (seen.of_x1 <= jnp.maximum(close, ENOUGH * seen.force))
+    rough = ENOUGH * seen.force
+    rough = jnp.where(open_gap, rough, jnp.minimum(rough, CENTERED * jnp.maximum(off_x2, off_y2)))
+    changing = ~there & (seen.of_x1 <= jnp.maximum(close, rough))
     wished = jnp.clip(BEYOND * jnp.sqrt(jnp.maximum(gap, 0) / low), AT_LEAST, MOST_TIMES)
     grown = jnp.where(changing & open_gap, wished, 1)
     factor = jnp.where(well > WELL, EASE, jnp.where(well < BADLY, TIGHTEN, 1))
@@ -295,8 +300,8 @@ def _taken(
         moved=jnp.zeros((), bool),
         moving=~ready & ~changing,
         rho=s.rho * grown,
-        mu=jnp.where(for_x2, FALL * s.mu, s.mu),
-        nu=jnp.where(for_y2, FALL * s.nu, s.nu),
+        mu=jnp.where(for_x2 & ~open_gap, FALL * s.mu, s.mu),
+        nu=jnp.where(for_y2 & ~open_gap, FALL * s.nu, s.nu),
         target=jnp.where(ready, SHRINK * s.target, s.target),
         relative=jnp.where(ready, SHRINK * s.relative, s.relative),
         hold=jnp.maximum(jnp.where(s.moved, factor * s.hold, first), least),
@@ -362,7 +367,8 @@ def _move(problem: BilevelProblem, s: ResponseState, hessians: Array) -> _Way:
     bent = (bent + bent.T) / 2
     curved = jnp.max(jnp.sum(jnp.abs(bent), axis=1))
     step = jnp.where(curved > 0, 1 / jnp.where(curved > 0, curved, 1), s.step)
-    model = Model(bent, s.slopes.of_x1, s.x1, step, problem.x1, s.layout)
+    scale = jnp.maximum(jnp.abs(jnp.diag(bent)) / jnp.where(curved > 0, curved, 1), LEAST_SCALE)
+    model = Model(bent, s.slopes.of_x1, s.x1, step, problem.x1, s.layout, scale)
     d, foreseen, hold = model.least(s.hold)
     return _Way(d, -(along @ d), foreseen, hold, step)
 

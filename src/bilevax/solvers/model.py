@@ -31,11 +31,17 @@ class Model(eqx.Module):
     step: Array  # of the natural map at x
     term: Term
     layout: Layout = eqx.field(static=True)
+    scale: Array | None = None  # of each entry in the norm; 1 unless given
+
+    @property
+    def _metric(self) -> Array:
+        """‖d‖² = ⟨d, S·d⟩ with this diagonal S."""
+        return jnp.diag(jnp.ones_like(self.x) if self.scale is None else self.scale)
 
     def value(self, d: Array, weight: Array) -> Array:
         """m(d) + weight/2·‖d‖²"""
         term = lambda x: self.term.value(self.layout.unravel(x)).astype(d.dtype)
-        square = jnp.vdot(d, self.bent @ d) + weight * jnp.vdot(d, d)
+        square = jnp.vdot(d, self.bent @ d) + weight * jnp.vdot(d, self._metric @ d)
         return jnp.vdot(self.slope, d) + square / 2 + term(self.x + d) - term(self.x)
 
     def least(self, weight: Array) -> tuple[Array, Array, Array]:
@@ -47,7 +53,7 @@ class Model(eqx.Module):
         """
         weight = self._convex(weight)
         eye = jnp.eye(self.x.size, dtype=self.x.dtype)
-        bent = self.bent + weight * eye
+        bent = self.bent + weight * self._metric
         step = 1 / jnp.maximum(jnp.max(jnp.sum(jnp.abs(bent), axis=1)), 1 / self.step)
         prox = lambda v: self._prox(v, step)
         pulled = lambda d: self.x + d - step * (self.slope + bent @ d)
@@ -82,7 +88,7 @@ class Model(eqx.Module):
         size = jnp.max(jnp.sum(jnp.abs(self.bent), axis=1))
 
         def tried(weight: Array) -> Array:
-            root = jnp.linalg.cholesky(jnp.where(both, self.bent + weight * eye, eye))
+            root = jnp.linalg.cholesky(jnp.where(both, self.bent + weight * self._metric, eye))
             return trees.all_finite(root)
 
         def grown(carry: tuple) -> tuple:

@@ -250,6 +250,17 @@ def _seen(problem: BilevelProblem, start: Point, count: int) -> tuple[Array, Arr
     return jnp.all(fine), jnp.all(apart)
 
 
+def usual_pull(problem: BilevelProblem, start: Point) -> float:
+    """The root mean square of f~'s slope in y2, such as of losses, at the start."""
+    return float(_pull(problem, start))
+
+
+@quick
+def _pull(problem: BilevelProblem, start: Point) -> Array:
+    pull = jax.grad(problem.smooth_lower, argnums=2)(start.x1, start.y1, start.y2)
+    return trees.norm(pull) / sum(leaf.size for leaf in jax.tree.leaves(pull)) ** 0.5
+
+
 def _is_alike(slope, at: Tree, other: Tree, key: Array) -> Array:
     """Whether a slope changes by −c times the way, with the same c ≥ 0 at both places."""
     leaves, structure = jax.tree.flatten(at)
