@@ -87,6 +87,11 @@ class Risk:
     worst: float = 0.0  # of a tail: the share of the rows that counts
 
     @property
+    def rowwise(self) -> bool:
+        """Whether the adversary weighs single rows, not groups."""
+        return self.group is None
+
+    @property
     def items(self) -> int:
         """How many weights the adversary has."""
         return len(self.adversary.even)

@@ -114,7 +114,10 @@ class TunedClassifier(RobustClassifier):
         """
         unfitted: Any = clone(self)  # so that self stays as it is
         levels, _ = unfitted._levels(X, y, groups, **named)
-        return bilevel_problem(levels), start_point(levels)
+        return self._problem(levels), start_point(levels)
+
+    def _problem(self, levels: Levels) -> BilevelProblem:
+        return bilevel_problem(levels)
 
     def _tune(self, levels: Levels) -> TunedFit:
         """Solve the bilevel problem and keep its answer."""
@@ -127,7 +130,7 @@ class TunedClassifier(RobustClassifier):
 
             fit = fit_levels(levels, float(self.tol), self.solver, report)
         self._keep(levels.train, fit.judged.y1)
-        self.eta_, self.l2_ = (float(v) for v in np.exp(fit.tuned.x))
+        self.eta_, self.l2_ = (float(v) for v in np.exp(fit.tuned.x[:2]))
         self.certificate_ = fit.judged.certificate
         self.converged_ = bool(self.certificate_.certified(float(self.tol)))
         self.history_, self.n_iter_ = fit.history, len(fit.history)
