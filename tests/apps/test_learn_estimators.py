@@ -17,8 +17,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from bilevax.learn import (
     GroupDROClassifier,
+    HierarchicalDROClassifier,
     TailRiskClassifier,
     TunedGroupDROClassifier,
+    TunedHierarchicalDROClassifier,
     TunedTailRiskClassifier,
 )
 from bilevax.learn._split import held_out, row_hashes
@@ -29,6 +31,8 @@ ALL = [
     TailRiskClassifier(),
     TunedGroupDROClassifier(random_state=0),
     TunedTailRiskClassifier(random_state=0),
+    HierarchicalDROClassifier(),
+    TunedHierarchicalDROClassifier(random_state=0),
 ]
 names = lambda e: type(e).__name__
 

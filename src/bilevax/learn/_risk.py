@@ -32,10 +32,13 @@ class Weighing:
     eta: float
 
     def change(self, losses: np.ndarray) -> np.ndarray:
-        """How q changes with a change of the losses. It changes with log η by −change(losses)."""
+        """How q changes with a change of the losses, or with each of several in columns.
+
+        It changes with log η by −change(losses).
+        """
         total = self.movable.sum()
         mean = self.movable @ losses / total if total else 0.0
-        return self.movable * (losses - mean) / self.eta
+        return (self.movable * (losses - mean).T / self.eta).T
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from bilevax.arguments import warn
+from bilevax.learn._model import bfgs, box_newton
 from bilevax.learn._newton import Lower, Preconditioner, minimise, solve
-from bilevax.learn._risk import Risk, Weighing
+from bilevax.learn._risk import Risk
 from bilevax.learn._rows import Losses, Rows
 
 #: (η, λ) at which descents begin.
@@ -49,6 +50,9 @@ MERGE_DISTANCE = 1.0
 PATH_RESIDUAL = 1e-4
 #: The gap to which the lower level is solved: at a start, and in a descent.
 START_GAP, LOWER_GAP = 1e-4, 1e-9
+#: Where there are more entries of x than the prices, a step that gains less than this share of what
+#: the model promised is corrected.
+PRICES, POOR = 2, 0.75
 #: A start is skipped if its loss is this much above the best of the earlier descents.
 START_MARGIN = 0.2
 #: An η above this may have run away, where it has no upper bound.
@@ -293,10 +297,18 @@ class Tuner:
             x = np.clip(at.x + d, self.levels.low, self.levels.high)  # against rounding
             solved = self.solved(x, self.ahead(at, d), gap)
             worst = self.worst(x, solved[1])
+            if len(x) > PRICES and at.worst - worst < POOR * gain:
+                # V bends along the step, most at a kink of the maximum: once more from what it is.
+                bent = self.levels.held_risk.of_items(solved[1].value) - at.jacobian @ d
+                again = self._model(dataclasses.replace(at, upper=bent), run.curvature, run.radius)
+                x_again = np.clip(at.x + again[0], self.levels.low, self.levels.high)
+                other = self.solved(x_again, self.ahead(at, again[0]), gap)
+                if (better := self.worst(x_again, other[1])) < worst:
+                    d, x, solved, worst = again[0], x_again, other, better
             length = float(np.abs(d / self.levels.unit).max())
             if worst < at.worst:
                 run.at = self.derived(x, *solved)
-                run.curvature = _bfgs(run.curvature, d, run.at.slopes(x2) - at.slopes(x2))
+                run.curvature = bfgs(run.curvature, d, run.at.slopes(x2) - at.slopes(x2))
             elif run.radius < LEAST_RADIUS:
                 return
             ratio = (at.worst - worst) / gain
@@ -346,53 +358,5 @@ class Tuner:
         # Each problem begins at the solution of a smoother one, with rounder kinks.
         for mu in (max(1e-3, self.mu), self.mu):
             weigh = lambda d, mu=mu: adversary.weigh(at.upper + at.jacobian @ d, mu)
-            d, value, x2 = _box_newton(weigh, at.jacobian, at.slope, curvature, low, high, d)
+            d, value, x2 = box_newton(weigh, at.jacobian, at.slope, curvature, low, high, d)
         return d, value + rest, x2
-
-
-def _box_newton(
-    weigh: Callable[[np.ndarray], Weighing],
-    jacobian: np.ndarray,
-    slope: np.ndarray,
-    curvature: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    d: np.ndarray,
-) -> tuple[np.ndarray, float, np.ndarray]:
-    """min over d in a box of φ_μ(V + J·d) + ⟨∇R, d⟩ + ½dᵀBd, smooth and convex.
-
-    `weigh` gives φ_μ(V + J·d). Newton's method moves the variables that no bound holds back.
-    """
-    model = lambda weighing, d: weighing.value + float(slope @ d + d @ curvature @ d / 2)
-    here = weigh(d)
-    value = model(here, d)
-    for _ in range(50):
-        g = jacobian.T @ here.weights + slope + curvature @ d
-        free = ~(((d <= low) & (g > 0)) | ((d >= high) & (g < 0)))
-        if not free.any() or np.abs(g[free]).max() <= 1e-10:
-            break
-        changes = np.stack([here.change(column) for column in jacobian.T], axis=1)
-        h = curvature + jacobian.T @ changes
-        step = np.zeros(len(d))
-        step[free] = -np.linalg.solve(h[np.ix_(free, free)], g[free])
-        length = 1.0
-        while length > 1e-9:
-            trial = np.clip(d + length * step, low, high)
-            there = weigh(trial)
-            lower = model(there, trial)
-            if lower < value and lower <= value + 1e-4 * float(g @ (trial - d)):
-                break
-            length /= 2
-        else:
-            break
-        d, here, value = trial, there, lower
-    return d, value, here.weights
-
-
-def _bfgs(b: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The BFGS update, with Powell's damping: B stays positive definite where Φ is not convex."""
-    bs = b @ s
-    size, seen = float(s @ bs), float(s @ y)
-    share = 1.0 if seen >= 0.2 * size else 0.8 * size / (size - seen)
-    r = share * y + (1 - share) * bs
-    return b - np.outer(bs, bs) / size + np.outer(r, r) / float(s @ r)
