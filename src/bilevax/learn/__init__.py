@@ -7,11 +7,13 @@ from bilevax.learn.hierarchical import (
     TunedHierarchicalDROClassifier,
 )
 from bilevax.learn.models import load_model, save_model
+from bilevax.learn.soft import SoftGroupDROClassifier
 from bilevax.learn.tail import TailRiskClassifier, TunedTailRiskClassifier
 
 __all__ = [
     "GroupDROClassifier",
     "HierarchicalDROClassifier",
+    "SoftGroupDROClassifier",
     "TailRiskClassifier",
     "TunedGroupDROClassifier",
     "TunedHierarchicalDROClassifier",

@@ -1,4 +1,4 @@
-"""The model that a step of the tuning minimises: a maximum of linear functions, and a quadratic one.
+"""The model that a step of the tuning minimises: a maximum of planes, and a parabola.
 
 min over d in a box of  φ_μ(V + J·d) + ⟨∇R, d⟩ + ½dᵀBd,  smooth for μ > 0, and convex
 """

@@ -1,8 +1,8 @@
 """Groups whose rows may move: the lower level of hierarchical group DRO.
 
 Each group's features move within a W_∞ ball of radius ε_g, every row by at most ε_g in the
-Euclidean norm. With class parameters w_k without intercepts (of two classes 0 and w) row i, of label
-y in group g, then has the loss
+Euclidean norm. With class parameters w_k without intercepts (of two classes 0 and w) row i, of
+label y in group g, then has the loss
 
 ℓᵢ(w) = log Σₖ exp(sₖ − s_y + ε_g·‖wₖ − w_y‖)
 
@@ -10,8 +10,8 @@ That is the exact maximum over the moves for two classes, log(1 + exp(−margin 
 more a convex upper bound of it, as each class takes the move that serves it best.
 
 A norm is ⟨u, d⟩ with u = d/‖d‖. So at w the moved rows have linear scores, in which u stands, and
-gradients are those of plain rows with these scores. For other w, and any ‖u‖ ≤ 1, such scores give a
-lower bound, which is smooth: the gap of the saddle point is judged by it. Second derivatives have
+gradients are those of plain rows with these scores. For other w, and any ‖u‖ ≤ 1, such scores give
+a lower bound, which is smooth: the gap of the saddle point is judged by it. Second derivatives have
 the curvature (I − u·uᵀ)/‖d‖ of the norms on top.
 
 Norms are not smooth at zero. A large radius makes w = 0, or wₖ = w_y, the solution. Newton's method

@@ -169,7 +169,7 @@ class Lower:
         return self._completed(whole, mean.reshape(len(mean), size))
 
     def _completed(self, whole: np.ndarray, mean: np.ndarray) -> np.ndarray:
-        """With Jᵀ(∂q/∂ℓ)J and the ridge added, from the mean slopes of what the adversary weighs."""
+        """With the ridge and Jᵀ(∂q/∂ℓ)J added, from the mean slopes of the items weighed."""
         movable, rowwise = self.weighing.movable, self.risk.rowwise
         if total := movable.sum():
             ones = np.ones(1) if rowwise else movable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from bilevax import terms
 from bilevax.learn._certificate import INTERCEPT_BOUND
 from bilevax.learn._risk import Risk
 from bilevax.learn._rows import Rows
+from bilevax.learn._soft import SoftLevels, SoftRows
 from bilevax.learn._tuning import Levels
 from bilevax.problems import BilevelProblem, Point
 
@@ -30,6 +32,8 @@ def as_arrays(rows: Rows, risk: Risk) -> dict[str, np.ndarray]:
     """The rows of a level, as the data of a problem."""
     x = rows.x.toarray() if hasattr(rows.x, "toarray") else rows.x
     arrays = {"x": x, "label": rows.label, "share": risk.share}
+    if isinstance(rows, SoftRows):
+        return {**arrays, "allowed": rows.allowed}
     return arrays if risk.group is None else {**arrays, "group": risk.group}
 
 
@@ -81,7 +85,34 @@ def moved_item_losses(radii: Array, w: Any, q: Array, data: Any) -> Array:
 
 def _weights(risk: Risk) -> terms.Term:
     """The weights that the adversary may choose."""
-    return terms.Simplex() if risk.group is not None else terms.CappedSimplex(risk.adversary.cap)
+    return terms.Simplex() if not risk.rowwise else terms.CappedSimplex(risk.adversary.cap)
+
+
+def log_probabilities(v: Array, data: Any) -> Array:
+    """log p of the groups that each row may be in (`_soft`); far below zero for the others."""
+    d = data["x"].shape[1]
+    z = data["x"] @ v[:, :d].T + v[:, d:].T[data["label"]]
+    return jax.nn.log_softmax(jnp.where(data["allowed"], z, -1e30), axis=1)
+
+
+def soft_item_losses(v: Array, w: Any, q: Array, data: Any) -> Array:
+    """The mean losses of groups in which rows are with probabilities (`_soft`)."""
+    weight = data["share"][:, None] * jnp.exp(log_probabilities(v.reshape(len(q), -1), data))
+    return (row_losses(w, data) @ weight) / jnp.sum(weight, axis=0)
+
+
+def soft_bilevel_problem(levels: SoftLevels) -> BilevelProblem:
+    """The problem whose x1 has the group predictor, too, and whose upper level asks R(v) of it."""
+    gamma, ridge = levels.gamma, levels.ridge
+    share = levels.known.weight / levels.known.weight.sum()
+
+    def own(v: Array, data: Any) -> Array:
+        v = v.reshape(data["allowed"].shape[1], -1)
+        log_p = jnp.take_along_axis(log_probabilities(v, data), data["group"][:, None], axis=1)
+        return gamma * (ridge / 2 * jnp.sum(v**2) - jnp.sum(data["share"] * log_p[:, 0]))
+
+    known = as_arrays(levels.known, replace(levels.risk, share=share)) | {"group": levels.group}
+    return bilevel_problem(levels, soft_item_losses, own, known)
 
 
 #: The losses that the lower level's adversary weighs, of x1 beyond the prices, w, q and the data.
@@ -91,19 +122,23 @@ Items = Callable[[Array, Any, Array, Any], Array]
 def bilevel_problem(
     levels: Levels,
     items: Items = lambda x1, w, q, data: item_losses(w, q, data),
+    own: Callable[[Array, Any], Array] | None = None,
+    known: Any = None,
 ) -> BilevelProblem:
     """`eq:dro_nested` with x1 = (log η, log λ, …), in a box; where there is no λ it is left out."""
     without = levels.without_ridge
     prices = 1 if without else 2
+    rowwise = levels.risk.rowwise
 
     def upper(x1: Array, x2: Array, y1: Any, y2: Array, data: Any) -> Array:
-        return jnp.sum(x2 * item_losses(y1, x2, data["upper"]))
+        losses = item_losses(y1, x2, data["upper"])
+        value = jnp.sum(x2 * losses)
+        return value if own is None else value + own(x1[prices:], data["known"])
 
     def lower(x1: Array, y1: Any, y2: Array, data: Any) -> Array:
         """f~ of `eq:dro_lower`; a tail's weights cost by the share of each row."""
         eta, data = jnp.exp(x1[0]), data["lower"]
-        grouped = "group" in data
-        even, price = (1 / len(y2), 1.0) if grouped else (data["share"], data["share"])
+        even, price = (1 / len(y2), 1.0) if not rowwise else (data["share"], data["share"])
         gain = jnp.sum(y2 * items(x1[prices:], y1, y2, data))
         far = jnp.sum((y2 - even) ** 2 / price)
         value = gain - eta / 2 * far
@@ -120,6 +155,7 @@ def bilevel_problem(
         data={
             "upper": as_arrays(levels.held, levels.held_risk),
             "lower": as_arrays(levels.train, levels.risk),
+            "known": known,
         },
     )
 

@@ -79,13 +79,17 @@ class TunedClassifier(RobustClassifier):
 
     def _split(self, sample: Sample) -> tuple[Sample, Sample]:
         """Rows to train on, and rows to validate on."""
+        trains, validates = self._parts(sample)
+        return sample.taken(trains), sample.taken(validates)
+
+    def _parts(self, sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+        """Which rows train, and which validate."""
         fraction = self.validation_fraction
         if not 0 < fraction < 1:
             raise ValueError(f"validation_fraction must be between 0 and 1, not {fraction!r}")
         seed = int(check_random_state(self.random_state).randint(2**31))
         rows = sample.rows
-        parts = held_out(rows.x, rows.label, sample.group, sample.weight, fraction, seed)
-        return sample.taken(parts[0]), sample.taken(parts[1])
+        return held_out(rows.x, rows.label, sample.group, sample.weight, fraction, seed)
 
     def _log_bounds(self, name: str) -> np.ndarray:
         bounds = getattr(self, name)

@@ -12,9 +12,9 @@ min over d of  max over x2 of ⟨x2, V + J·d⟩ − (μ/2)·price(x2) + ⟨∇R
 
 with x + d in the box and |d| ≤ Δ, J = dV/dx, B a BFGS matrix of the Lagrangian, Δ a trust region,
 and μ so small that the certificate hardly sees it. J takes one linear solve for each entry of x
-or, where these are many, one for each entry of V (the adjoint). The next lower level is begun at w + (dw/dx)·d, one or two Newton steps
-from its solution. Φ may have several minima, so there are a few descents; which `STARTS` find the
-best was tried on the data of benchmarks/robust.py.
+or, where these are many, one for each entry of V (the adjoint). The next lower level is begun at
+w + (dw/dx)·d, one or two Newton steps from its solution. Φ may have several minima, so there are a
+few descents; which `STARTS` find the best was tried on the data of benchmarks/robust.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hierarchical group DRO: the worst group does well, also where the groups themselves move.
 
-After Kim, Jo, Ha and Chae, "Mitigating Spurious Correlation via Distributionally Robust Learning with
-Hierarchical Ambiguity Sets" (arXiv 2510.02818), and "Learning the Robustness Mechanism with Bilevel
-Optimization", which tunes the radii. The equations are in `_moved`.
+After Kim, Jo, Ha and Chae, "Mitigating Spurious Correlation via Distributionally Robust Learning
+with Hierarchical Ambiguity Sets" (arXiv 2510.02818), and "Learning the Robustness Mechanism with
+Bilevel Optimization", which tunes the radii. The equations are in `_moved`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HierarchicalDROClassifier(PricedClassifier):
     def fit(
         self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None
     ) -> HierarchicalDROClassifier:
-        """Fit to rows X with labels y; `groups` has one entry per row. Without, every class is one."""
+        """Fit to rows X with labels y; `groups` has one entry per row, by default its class."""
         self._check_parameters()
         sample, self.groups_ = self._read(X, y, groups, sample_weight)
         check_groups(self.groups_, sample, "training")

@@ -15,6 +15,7 @@ TRUSTED = (
     "bilevax.learn.group.TunedGroupDROClassifier",
     "bilevax.learn.hierarchical.HierarchicalDROClassifier",
     "bilevax.learn.hierarchical.TunedHierarchicalDROClassifier",
+    "bilevax.learn.soft.SoftGroupDROClassifier",
     "bilevax.learn.tail.TailRiskClassifier",
     "bilevax.learn.tail.TunedTailRiskClassifier",
     "numpy.dtype",  # of what scikit-learn's imputer fills in
