@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from bilevax.learn import (
     GroupDROClassifier,
     HierarchicalDROClassifier,
+    SoftGroupDROClassifier,
     TailRiskClassifier,
     TunedGroupDROClassifier,
     TunedHierarchicalDROClassifier,
@@ -33,6 +34,7 @@ ALL = [
     TunedTailRiskClassifier(random_state=0),
     HierarchicalDROClassifier(),
     TunedHierarchicalDROClassifier(random_state=0),
+    SoftGroupDROClassifier(random_state=0),
 ]
 names = lambda e: type(e).__name__
 

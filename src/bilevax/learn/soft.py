@@ -6,7 +6,7 @@ The bilevel form of Ghosal and Li, "Distributionally Robust Optimization with Pr
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,12 @@ class SoftGroupDROClassifier(TunedClassifier):
 
     gamma: float = parameter("γ, the weight of R: how much v stays a predictor.", default=1.0)
     predictor_l2: float = parameter("the ridge penalty of the predictor, > 0.", default=1e-2)
+    _: KW_ONLY
+    eta_bounds: tuple[float, float] = parameter(
+        "where to look for η. With a small η groups have a weight of 0, and the many entries of v "
+        "lead to where one is about to leave it: a kink, at which nothing is certified.",
+        default=(0.3, 1e2),
+    )
 
     def _levels(
         self,
