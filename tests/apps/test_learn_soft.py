@@ -129,7 +129,7 @@ def test_tuning_the_predictor_does_no_worse_than_leaving_it(tuned):
 
 def test_the_predictor_starts_as_multinomial_logistic_regression(data):
     """Of attributes alone, which every label may have, scikit-learn fits the same model."""
-    x, y, groups, named = data
+    x, y, _, named = data
     attribute = {**named, "groups_val": named["groups_val"] % 2}
     levels, names = SoftGroupDROClassifier(predictor_l2=0.05)._levels(x, y, **attribute)
     features = lambda x, y: np.column_stack([x, np.eye(2)[y]])
@@ -227,12 +227,15 @@ def test_what_identifies_no_group_is_named(data):
         soft.fit(x, y, np.full(len(y), -1))
     with pytest.raises(ValueError, match=r"rows of the classes \[1\] have no group"):
         soft.fit(x, y, np.where(y == 0, groups, -1))
+    other = lambda code: {
+        **named,
+        "groups_val": np.where(named["groups_val"] == 3, code, groups_val),
+    }
+    groups_val = named["groups_val"]
     with pytest.raises(ValueError, match=r"no training row can be in the groups \[9\]"):
-        some = np.where(named["groups_val"] == 3, 9, named["groups_val"])
-        soft.fit(x, y, np.where(groups == 3, 2, groups), **{**named, "groups_val": some})
+        soft.fit(x, y, np.where(groups == 3, 2, groups), **other(9))
     with pytest.raises(ValueError, match=r"the validation part has no row.*\['3'\]"):
-        some = np.where(named["groups_val"] == 3, -1, named["groups_val"])
-        soft.fit(x, y, groups, **{**named, "groups_val": some})
+        soft.fit(x, y, groups, **other(-1))
     with pytest.raises(ValueError, match="one entry for each of the 600 rows"):
         soft.fit(x, y, groups[:-1])
     with pytest.raises(ValueError, match="need X_val"):

@@ -43,8 +43,8 @@ def _known(groups: Any, count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"{name} must have one entry for each of the {count} rows, not shape {values.shape}"
         )
-    absent = np.array([isinstance(v, int | float | np.number) and v == UNKNOWN for v in values])
-    return values, ~(np.asarray(pd.isna(values), bool) | absent.astype(bool))
+    absent = [isinstance(v, int | float | np.number) and v == UNKNOWN for v in values]
+    return values, ~(np.asarray(pd.isna(values), bool) | np.array(absent, bool))
 
 
 def seen_groups(label: np.ndarray, group: np.ndarray, classes: int, groups: int) -> np.ndarray:
@@ -87,8 +87,7 @@ def check_identified(train: Sample, seen: np.ndarray, names: np.ndarray, classes
             f"rows of the classes {classes[lost].tolist()} have no group, and no row of these "
             "classes has a known one: nothing says which groups they may be in"
         )
-    reached = seen[asked].any(axis=0)
-    reached[train.group[~hidden]] = True
+    reached = np.isin(np.arange(len(names)), train.group) | seen[asked].any(axis=0)
     if not reached.all():
         raise ValueError(
             f"no training row can be in the groups {names[~reached].tolist()}: none is known to "
