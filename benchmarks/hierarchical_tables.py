@@ -65,18 +65,19 @@ def hierarchical() -> str:
     header_hidden = ["data", "labelled a group", *HIDDEN.values(), "groups right", "certified"]
     return f"""## Rows that move, and groups that few rows have
 
-{record["train"]:,} training and {record["validation"]:,} validation rows, {seeds} splits; all else is
-test rows. Means with their standard errors; “worst” is the worst group's, “certified” at ε = 0.001.
-The reweighted regression is trained on the training and validation rows together. The radii lower
-the validation loss, which is what they are tuned for; what that is worth on test rows, each row
-says. `{record["command"]}`
+{record["train"]:,} training and {record["validation"]:,} validation rows, {seeds} splits; the
+others are test rows. Means with their standard errors; “worst” is the worst group's, “certified” at
+ε = 0.001. The reweighted regression is trained on the training and validation rows together, so its
+validation loss is one of rows it has seen. Tuned radii lower the validation loss, for which they
+are tuned; on test rows the differences are within two standard errors. `{record["command"]}`
 
 {table([*header, "seconds", "certified"], known)}
 
 With no group of a training row known, and so many validation rows of each group that have one:
 accuracy in the worst group of the test rows. PG-DRO fits the predictor of groups and leaves it;
 bilevel (`SoftGroupDROClassifier`) tunes it. “Groups right” says how many training rows have their
-group as the most probable one, after tuning.
+group as the most probable one, after tuning: the sex is among the features here, so that few rows
+tell the groups.
 
 {table(header_hidden, hidden)}
 """
