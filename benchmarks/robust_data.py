@@ -41,14 +41,14 @@ def cases(folder: Path) -> list[Case]:
         # COMPAS has 7,214 rows in all.
         for train in (1500, 10_000 if len(data.table) > 15_000 else 4000):
             held = train // 2 if len(data.table) > 15_000 or train == 1500 else 1600
-            found.append(Case(name, train, held, _of_table(data, train, held)))
+            found.append(Case(name, train, held, of_table(data, train, held)))
     digits, clothes = _images(folder / "mnist"), _images(folder / "fashion-mnist")
     draw = _dominoes(digits, clothes, 2000, 1000, 3000)
     found.append(Case("dominoes, 1,568 pixels", 2000, 1000, draw))
     return found
 
 
-def _of_table(data: datasets.Dataset, train: int, held: int) -> Callable[[int], dict]:
+def of_table(data: datasets.Dataset, train: int, held: int) -> Callable[[int], dict]:
     table = data.X
     for column in table.select_dtypes(exclude="number"):
         filled = table[column].astype(object).where(table[column].notna(), "(missing)")
