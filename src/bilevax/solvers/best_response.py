@@ -42,7 +42,7 @@ FIRST_RHO, FIRST_MU, FIRST_NU, FALL = 10.0, 0.1, 0.05, 0.7
 MOST_TIMES, BEYOND, AT_LEAST = 5.0, 1.5, 2.0
 # The shares of the target at which a check is asked for: of residuals and of the gap; and by how
 # much the target shrinks where a check says no.
-READY, READY_GAP, SHRINK = 0.3, 0.1, 0.25
+READY, READY_GAP, SHRINK = 0.3, 0.01, 0.25
 # Parts wider than this, or more upper variables, would make systems too large.
 MOST_WIDTH, MOST_X1 = 1000, 1000
 
@@ -342,18 +342,19 @@ def _onwards(problem: BilevelProblem, s: ResponseState, seen: _Seen) -> Response
     hessians = _answered(problem, s).in_parts(s.x1, s.both)
     sizes = jnp.max(jnp.sum(jnp.abs(hessians), axis=-1), axis=-1)
     eye = jnp.eye(hessians.shape[-1], dtype=hessians.dtype)
-    firm = (s.firm * jnp.where(sizes > 0, sizes, 1))[..., None, None]
+    firm = s.firm * jnp.where(sizes > 0, sizes, 1)
+    held = hessians + firm[..., None, None] * eye[None, None]
     s = dataclasses.replace(s, linear_solves=s.linear_solves + 1)
 
     def settling() -> _Way:
         zero = jnp.zeros_like(s.foreseen)
-        way = -jnp.linalg.solve(hessians + firm * eye, s.slopes.of_parts[..., None])[..., 0]
+        way = -jnp.linalg.solve(held, s.slopes.of_parts[..., None])[..., 0]
         uphill = jnp.sum(way * s.slopes.of_parts, axis=-1, keepdims=True) > 0
         steepest = -s.slopes.of_parts / jnp.where(sizes > 0, sizes, 1)[..., None]
         fine = ~uphill & jnp.isfinite(way).all(axis=-1, keepdims=True)
         return _Way(jnp.zeros_like(s.x1), jnp.where(fine, way, steepest), zero, s.hold, s.step)
 
-    way = lax.cond(s.moving, lambda: _move(problem, s, hessians + firm * eye), settling)
+    way = lax.cond(s.moving, lambda: _move(problem, s, held), settling)
     return _stepped(problem, s, seen, way)
 
 
@@ -378,14 +379,14 @@ def _stepped(problem: BilevelProblem, s: ResponseState, seen: _Seen, way: _Way) 
     answered = _answered(problem, s)
     now = jnp.sum(s.slopes.of_parts * way.of_parts, axis=-1)
     share_each = 0.1 * SETTLED * seen.aim / s.both.shape[1] ** 0.5
-    small = jnp.stack([share_each, share_each / s.rho])[:, None]
+    small = jnp.stack([share_each, share_each / s.rho])
 
     def tried(carry: tuple) -> tuple:
         lengths, count, _, _ = carry
         both = s.both + lengths[..., None] * way.of_parts
         slopes = answered.slopes(s.x1 + way.of_x1, both)
         there = jnp.sum(slopes.of_parts * way.of_parts, axis=-1)
-        least = jnp.linalg.norm(slopes.of_parts, axis=-1) <= small
+        least = jnp.linalg.norm(slopes.of_parts, axis=-1) <= small[:, None]
         found = s.moving | (there <= -TURNED * now) | least
         return jnp.where(found, lengths, lengths / 2), count + 1, slopes, found
 
