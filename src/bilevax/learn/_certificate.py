@@ -35,7 +35,7 @@ def saddle_gap(at: Lower) -> float:
     the intercepts it is convex, and falls by at most |∂|·(distance to the end of their range).
     Where λ = 0 it falls by at most ‖∇‖·`radius`, within that radius of w.
     """
-    gradient, slack = at.gradient, _noise(at)
+    gradient, slack = at.gradient, noise(at)
     if at.l2 == 0:
         steep = float(np.linalg.norm(gradient)) + slack
         return float(steep * radius(at) + ROUNDING * abs(at.value))
@@ -54,10 +54,12 @@ def radius(at: Lower) -> float:
     return RADIUS * (1 + float(np.linalg.norm(at.w))) if at.l2 == 0 else np.inf
 
 
-def _noise(at: Lower | Weighted) -> float:
+def noise(at: Lower | Weighted) -> float:
     """A bound on the rounding error of a gradient, from the sizes of the terms that it adds up."""
-    size = float(at.row_weights @ np.abs(at.losses.slope).sum(axis=1))
-    return float(ROUNDING * (size * at.rows.widest + at.l2 * np.linalg.norm(at.w)))
+    size = float(at.row_weights @ np.abs(at.losses.slope).sum(axis=1)) * at.rows.widest
+    if isinstance(at, Lower):
+        size += float(at.l2 * (np.linalg.norm(at.w) + np.linalg.norm(at.centre)))
+    return ROUNDING * size
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def _judge(
     gain = lambda at: (
         at.item_losses - eta * (at.weighing.weights - adversary.even) / adversary.price
     )
-    slack_z, slack_y = _noise(z), _noise(y.lower)
+    slack_z, slack_y = noise(z), noise(y.lower)
     slack_prices = ROUNDING * (eta * (price(z2) + price(y2)) + l2 * (size(y.w) + size(z.w)))
     stationarity = np.sqrt(
         np.sum(of_x1**2)
@@ -122,7 +124,7 @@ def _judge(
     gap = max(below, 0.0) + saddle_gap(z) + ROUNDING * (abs(y.lower.value) + abs(z.value))
     certificate = KKTCertificate(
         objective=float(upper @ x2),
-        stationarity=float(stationarity + rho * (slack_y + slack_prices) + _noise(y.upper)),
+        stationarity=float(stationarity + rho * (slack_y + slack_prices) + noise(y.upper)),
         response_x2=levels.held_risk.adversary.distance(x2, upper),
         response_z1=float(rho * (np.linalg.norm(z.gradient) + slack_z)),
         response_z2=float(rho * adversary.distance(z2, gain(y.lower))),

@@ -60,6 +60,7 @@ def meta_learning(
     lam: tuple[float, float] = (0.01, 10.0),
     eta: float = 1.0,
     most_eta: float = np.inf,
+    least_eta: float = 0.0,
 ) -> tuple[BilevelProblem, Point]:
     """`eq:DRO_meta_tuning`: the problem, and a start, for `solve`.
 
@@ -89,6 +90,7 @@ def meta_learning(
         lam: the least and the greatest λ, > 0; it begins at the root of their product.
         eta: where η begins.
         most_eta: an upper bound of η, which may run away without one, as in `tail_tuning`.
+        least_eta: a lower bound of η, such as one that keeps the lower level smooth.
 
     A task may have labels that can be separated, or of one class only: since λ > 0, its lower level
     has a solution for the logistic loss, too. Memory grows with the largest task's rows times the
@@ -96,6 +98,8 @@ def meta_learning(
     """
     own, function = callable(loss), loss_function(loss)
     eta, most_eta = prices(eta, most_eta)
+    if not 0 <= least_eta <= eta:
+        raise ValueError(f"least_eta must be ≥ 0 and at most eta={eta}, not {least_eta}")
     low, high = _range(lam)
     if own and parameters is None:
         raise ValueError("parameters: a loss of your own needs w to begin with")
@@ -128,7 +132,7 @@ def meta_learning(
         of_loss(_lower, function),
         x1={
             "w": terms.Free() if w is None else w,
-            "eta": terms.Box(0.0, most_eta),
+            "eta": terms.Box(float(least_eta), most_eta),
             "lam": terms.Box(low, high),
         },
         x2=terms.CappedSimplex(_caps(caps, there["validation"]), axis=-1),
