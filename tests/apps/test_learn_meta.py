@@ -115,3 +115,13 @@ def test_the_certificate_is_that_of_the_problem(fitted):
 
 def test_a_point_beside_the_solution_is_not_certified(fitted):
     """The tuner's own lines must say so, too, not only `bx.certify`."""
+CHECKED = [RobustMetaLearner(random_state=0), RobustMetaLearner(loss="logistic", random_state=0)]
+CHECKED += [TaskModel(), TaskModel(loss="logistic")]
+
+
+@parametrize_with_checks(CHECKED)
+@pytest.mark.filterwarnings("ignore:no tasks are given")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+def test_scikit_learn_conventions(estimator, check):
+    check(estimator)

@@ -35,8 +35,9 @@ from bilevax.learn._rows import Rows
 
 #: The penalties ρ, one after the other, until one certifies the tolerance.
 RHOS = (10.0, 100.0, 1e3, 1e4, 1e5)
-#: The η and λ to begin with, as shares of the way between the logarithms of their bounds.
-FIRST_ETA, FIRST_LAM = (0.4, 0.8), (0.9, 0.6, 0.3)
+#: The η of the two descents, and the λ to begin with, as shares of the way between the logarithms
+#: of the bounds.
+ETAS, FIRST_LAM = (0.1, 10.0), (0.9, 0.6, 0.3)
 #: Evaluations of P for one ρ, and the steps that L-BFGS remembers.
 MOST_EVALUATIONS, MEMORY = 400, 60
 #: Slopes of plain averaging end here.
@@ -129,9 +130,12 @@ class MetaTuner:
     def run(self) -> MetaFit:
         """Minimise P for one ρ after the other, each from the last one's answer."""
         self.kept = [(Preconditioner(), Preconditioner()) for _ in self.tasks]
-        rough = [self._minimised(at, RHOS[0]) for at in self._first()]
-        rough = [self._minimised(at, RHOS[1]) for at in rough]
-        at = min(rough, key=lambda at: at.value)
+        first = self._rough(self._first())
+        # From there with another η, whose lower levels are then not far.
+        x = replace(first.x, eta=min(ETAS, key=lambda eta: -abs(np.log(eta / first.x.eta))))
+        x = replace(x, eta=self._within(x.eta, self.eta_bounds))
+        second = self._rough(self._at(x, RHOS[0], first.pairs))
+        at = min(first, second, key=lambda at: at.value)
         found = [self._judged(at)]
         for rho in RHOS[2:]:
             if found[-1].certificate.certified(self.tolerance):
@@ -141,20 +145,20 @@ class MetaTuner:
         best = min(found, key=lambda fit: fit.certificate.epsilon)
         return replace(best, evaluations=self.evaluations)
 
-    def _first(self) -> list[Penalty]:
-        """For each η to begin with the best of a few λ, with the w that averages the tasks."""
-        w, averages = np.zeros(self.tasks[0].train.shape), []
-        between = lambda bounds, share: float(bounds[0] ** (1 - share) * bounds[1] ** share)
+    def _first(self) -> Penalty:
+        """The best of a few λ at the large η, with the w that averages the tasks."""
+        w, found = np.zeros(self.tasks[0].train.shape), []
+        eta = self._within(max(ETAS), self.eta_bounds)
+        low, high = self.lam_bounds
         for share in FIRST_LAM:
-            lam = between(self.lam_bounds, share)
+            lam = float(low ** (1 - share) * high**share)
             w, near = averaged(self.tasks, lam, w)
-            averages.append((w, lam, near))
-        found = []
-        for share in FIRST_ETA:
-            eta = between(self.eta_bounds, share)
-            at = [self._at(Prices(w, eta, lam), RHOS[0], near) for w, lam, near in averages]
-            found.append(min(at, key=lambda at: at.value))
-        return found
+            found.append(self._at(Prices(w, eta, lam), RHOS[0], near))
+        return min(found, key=lambda at: at.value)
+
+    def _rough(self, at: Penalty) -> Penalty:
+        """A descent with the first two ρ."""
+        return self._minimised(self._minimised(at, RHOS[0]), RHOS[1])
 
     def _mu(self, rho: float) -> float:
         """The price μ: at the end x2's line is at most a quarter of the tolerance."""

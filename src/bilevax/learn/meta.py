@@ -45,7 +45,8 @@ class RobustMetaLearner(LinearModel):
     logistic loss; `tasks_`, the distinct tasks, and in their order `task_coef_`,
     `task_intercept_`, `task_weights_` (q, of the training rows of each), `validation_weights_` (x2)
     and `task_losses_` (Σᵢ x2ᵢ·ℓᵢ); `certificate_`, a `bilevax.KKTCertificate`, and `converged_`,
-    whether it holds at `tol`; `witnesses_`, its z1, z2 and ρ; `n_iter_`, how often all tasks were solved.
+    whether it holds at `tol`; `witnesses_`, its z1, z2 and ρ; `n_iter_`, how often all tasks were
+    solved.
     """
 
     share: float = parameter(
@@ -65,6 +66,14 @@ class RobustMetaLearner(LinearModel):
         "the seed of the split. Copies of a row are never in both parts.", default=None
     )
     verbose: bool = parameter("show progress.", default=False)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        # The meta-parameter is where tasks begin, and need not be a good model itself.
+        for kind in (tags.classifier_tags, tags.regressor_tags):
+            if kind is not None:
+                kind.poor_score = True
+        return tags
 
     def fit(
         self,
