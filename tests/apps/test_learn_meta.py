@@ -1,18 +1,20 @@
 """The meta-learner: tasks against cvxpy and closed forms, both levels against `bx.certify`."""
 
-import json
-
 import cvxpy as cp
-import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
+import sklearn
 from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-import bilevax as bx
+from bilevax.certificates import judge
 from bilevax.learn import RobustMetaLearner, TaskModel, load_model, save_model, stack_tasks
+from bilevax.learn._meta import MetaTuner
+from bilevax.learn._tasks import Part, split_tasks
 
 
 def some_tasks(kind="squared", count=5, d=3, n=16, seed=0):
@@ -96,26 +98,193 @@ def test_far_and_near_a_task_is_the_meta_parameter_or_alone():
     np.testing.assert_allclose(model.coef_, ridge.coef_, atol=1e-8)
 
 
+def lines_of(unfitted, learner, tasks):
+    """The lines that the core finds, which knows the problem and not the method; and our own."""
+    problem, start = unfitted.problem(*stack_tasks(tasks))
+    own, found = learner.certificate_, judge(problem, learner.point())
+    assert found.objective == pytest.approx(own.objective, abs=1e-9)
+    assert found.rho == own.rho
+    assert float(problem.upper_value(start.x1, start.x2, start.y1, start.y2)) > 0
+    return own.lines(), found.lines()
+
+
 def test_the_certificate_is_that_of_the_problem(fitted):
-    """`bx.certify` knows the problem, not the method, and finds the same lines."""
     tasks, learner, unfitted = fitted
     assert learner.converged_
-    problem, start = unfitted.problem(*stack_tasks(tasks))
-    found, own = bx.certify(problem, learner.point()), learner.certificate_
-    assert not found.breach
-    for name, line in found.lines().items():
-        assert line <= own.lines()[name] + 1e-6, name
-    assert found.stationarity == pytest.approx(own.stationarity, rel=0.02)
-    assert found.gap == pytest.approx(own.gap, rel=0.02)
-    assert found.objective == pytest.approx(own.objective, abs=1e-9)
-    assert own.objective == pytest.approx(learner.task_losses_.sum())
-    assert float(problem.upper_value(start.x1, start.x2, start.y1, start.y2)) > 0
     assert not hasattr(unfitted, "tasks_")
+    own, found = lines_of(unfitted, learner, tasks)
+    for name, line in found.items():
+        assert line == pytest.approx(own[name], rel=1e-3, abs=1e-9), name
+        assert line <= own[name] * (1 + 1e-6) + 1e-12, name
+    ridge = 0.05 * float(np.sum(learner.coef_**2) + np.sum(learner.intercept_**2))
+    assert learner.certificate_.objective == pytest.approx(learner.task_losses_.sum() + ridge)
+    assert learner.certificate_.epsilon <= learner.tol
 
 
-def test_a_point_beside_the_solution_is_not_certified(fitted):
-    """The tuner's own lines must say so, too, not only `bx.certify`."""
-CHECKED = [RobustMetaLearner(random_state=0), RobustMetaLearner(loss="logistic", random_state=0)]
+def test_a_point_beside_the_solution_is_not_certified(fitted, monkeypatch):
+    """The tuner's own lines say so, and are still those of the core."""
+    tasks, learner, unfitted = fitted
+    rough = clone(unfitted)
+    monkeypatch.setattr(MetaTuner, "run", lambda self: self.judged_at(self.first()))
+    with pytest.warns(ConvergenceWarning, match="ε-KKT is certified at ε"):
+        rough.fit(*stack_tasks(tasks))
+    assert not rough.converged_
+    own, found = lines_of(unfitted, rough, tasks)
+    assert found["stationarity"] > 0.1
+    for name, line in found.items():
+        assert line == pytest.approx(own[name], rel=1e-3, abs=1e-9), name
+
+
+def test_known_tasks_have_models_of_their_own(fitted):
+    tasks, learner, _ = fitted
+    x, y, names = stack_tasks(tasks)
+    near = learner.score(x, y, tasks=names)
+    assert near > learner.score(x, y)
+    own = TaskModel(loss=learner.loss, eta=learner.eta_, lam=learner.lam_)
+    scores = x[names == "t2"] @ learner.task_coef_[2].T + learner.task_intercept_[2]
+    own = learner.predict(x[names == "t2"], ["t2"] * int(np.sum(names == "t2")))
+    if learner.loss == "squared":
+        np.testing.assert_allclose(own, scores)
+        assert is_regressor(learner)
+        assert not hasattr(learner, "predict_proba")
+    else:
+        np.testing.assert_array_equal(own, np.where(scores[:, 0] > 0, "yes", "no"))
+        shares = learner.predict_proba(x, tasks=names)
+        np.testing.assert_allclose(shares.sum(axis=1), 1)
+        assert (learner.classes_[shares.argmax(axis=1)] == learner.predict(x, names)).all()
+        assert is_classifier(learner)
+    with pytest.raises(ValueError, match=r"tasks has tasks that were not fitted: \['t9'\]"):
+        learner.predict(x[:1], ["t9"])
+    with pytest.raises(ValueError, match="is expecting 3 features"):
+        learner.adapt(x[:, :2], y)
+
+
+def test_a_saved_learner_adapts_as_before(fitted, tmp_path):
+    tasks, learner, _ = fitted
+    save_model(learner, tmp_path / "m.skops")
+    again, (x, y) = load_model(tmp_path / "m.skops"), tasks["t1"]
+    np.testing.assert_array_equal(again.adapt(x, y).coef_, learner.adapt(x, y).coef_)
+    assert again.certificate_.epsilon == learner.certificate_.epsilon
+
+
+def test_three_classes_are_those_of_softmax_losses():
+    draw, tasks = np.random.default_rng(2), []
+    for _ in range(3):
+        x = draw.standard_normal((18, 2))
+        tasks.append((x, np.array(["ash", "elm", "fir"])[np.digitize(x[:, 0], [-0.5, 0.5])]))
+    unfitted = RobustMetaLearner(loss="logistic", random_state=0)
+    learner = clone(unfitted).fit(*stack_tasks(tasks))
+    assert learner.coef_.shape == (3, 2)
+    assert learner.task_coef_.shape == (3, 3, 2)
+    own, found = lines_of(unfitted, learner, tasks)
+    assert found["stationarity"] == pytest.approx(own["stationarity"], rel=1e-3)
+    assert found["gap"] == pytest.approx(own["gap"], rel=1e-3)
+    x, y = tasks[0]
+    assert learner.adapt(x[:3], y[:3]).predict(x).shape == (18,)  # of one class or two
+    with pytest.raises(ValueError, match=r"classes that are not known: \['oak'\]"):
+        learner.adapt(x, np.full(18, "oak"))
+
+
+def test_rows_are_split_by_task_and_class():
+    draw = np.random.default_rng(0)
+    x, task = draw.standard_normal((43, 2)), np.repeat([0, 1, 2], [20, 21, 2])
+    label = np.where(np.arange(43) % 4 == 0, 1, 0)
+    label[20:41] = 0
+    label[20], label[41:] = 1, [0, 1]
+    names = np.array(["a", "b", "c"])
+    train, held = split_tasks(Part(x, label, task), names, True, 0.5, 3)
+    assert len(train.x) + len(held.x) == 43
+    for k, c, count in [(0, 1, 5), (0, 0, 15), (1, 0, 20)]:
+        found = np.sum((held.task == k) & (held.target == c))
+        assert abs(found - count / 2) <= 0.5
+    assert np.sum((train.task == 1) & (train.target == 1)) == 1  # the only one trains
+    assert np.bincount(held.task).tolist()[2] == 1  # without a look at its classes
+
+
+ROWS = np.arange(8.0)[:, None] % 5, np.arange(8.0)
+BAD_LISTS = {
+    "none": ([], ValueError, "there are none"),
+    "kind": (3, TypeError, "must be a list of pairs"),
+    "pair": ({"a": 3}, TypeError, "task 'a' must be a pair"),
+    "empty": ({"a": ROWS, "b": (np.ones((0, 1)), [])}, ValueError, "task 'b': X must be a matrix"),
+    "columns": ([ROWS, (np.ones((2, 3)), [1, 2])], ValueError, "task 1 has 3 columns, and task 0"),
+    "lengths": ([(ROWS[0], [1.0])], ValueError, "task 0: y must have one entry for each of the 8"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LISTS)
+def test_tasks_that_cannot_be_stacked_are_named(name):
+    tasks, error, said = BAD_LISTS[name]
+    with pytest.raises(error, match=said):
+        stack_tasks(tasks)
+
+
+NAMES = np.repeat(["a", "b"], 4)
+BAD = {
+    "nan-task": ({}, {"tasks": np.where(np.arange(8) < 3, np.nan, 1.0)}, "3 rows have no"),
+    "one-row": ({}, {"tasks": ["a", *"bbbbbbb"]}, r"task 'a' has one row only"),
+    "length": ({}, {"tasks": ["a"]}, "one entry for each of the 8 rows"),
+    "loss": ({"loss": "hinge"}, {"tasks": NAMES}, "loss must be 'squared' or 'logistic'"),
+    "share": ({"share": 2.0}, {"tasks": NAMES}, "share must be a share of the rows"),
+    "train": ({"train_share": 0.0}, {"tasks": NAMES}, "train_share must be finite and > 0"),
+    "eta": ({"eta_bounds": (0.0, 1.0)}, {"tasks": NAMES}, "eta_bounds must be 0 < low"),
+    "lam": ({"lam_bounds": 1.0}, {"tasks": NAMES}, "lam_bounds must be two numbers"),
+    "fraction": ({"validation_fraction": 1.0}, {"tasks": NAMES}, "validation_fraction must be"),
+    "tol": ({"tol": 0.0}, {"tasks": NAMES}, "tol must be finite and > 0"),
+    "l2": ({"l2": -1.0}, {"tasks": NAMES}, "l2 must be finite and ≥ 0"),
+    "alone": ({}, {"tasks": NAMES, "y_val": [1.0]}, "y_val and tasks_val need X_val"),
+    "pair": ({}, {"tasks": NAMES, "X_val": ROWS[0]}, "X_val needs y_val"),
+    "unknown": (
+        {},
+        {"tasks": NAMES, "X_val": ROWS[0], "y_val": ROWS[1], "tasks_val": ["z", *"aaabbbb"]},
+        r"tasks_val has tasks that were not fitted: \['z'\]",
+    ),
+    "absent": (
+        {},
+        {"tasks": NAMES, "X_val": ROWS[0], "y_val": ROWS[1], "tasks_val": ["a"] * 8},
+        r"tasks_val has no row of the tasks \['b'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(name):
+    settings, given, said = BAD[name]
+    with pytest.raises(ValueError, match=said):
+        RobustMetaLearner(**settings).fit(*ROWS, **given)
+
+
+def test_a_task_of_one_class_is_warned_of_by_name():
+    x = np.random.default_rng(0).standard_normal((16, 1))
+    y, tasks = np.where(np.arange(16) < 8, 1, np.arange(16) % 2), np.repeat(["a", "b"], 8)
+    with pytest.warns(UserWarning, match="task 'a' has training rows of one class only"):
+        learner = RobustMetaLearner(loss="logistic", tol=0.1, random_state=0).fit(x, y, tasks)
+    assert learner.adapt(x[:1], y[:1]).predict([[0.0]]) == [1]
+
+
+BAD_TASKS = [
+    ({"coef": [1.0, 2.0]}, "coef must be 1 finite numbers"),
+    ({"fit_intercept": False, "intercept": 1.0}, "intercept: there is none"),
+    ({"lam": 0.0}, "lam must be finite and > 0"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), BAD_TASKS)
+def test_bad_settings_of_a_task_are_named(given, says):
+    with pytest.raises(ValueError, match=says):
+        TaskModel(**given).fit(*ROWS)
+
+
+def test_tasks_reach_fit_through_a_pipeline(fitted):
+    tasks, learner, unfitted = fitted
+    x, y, names = stack_tasks(tasks)
+    with sklearn.config_context(enable_metadata_routing=True):
+        asked = clone(unfitted).set_params(tol=0.1).set_fit_request(tasks=True)
+        pipeline = make_pipeline(StandardScaler(), asked).fit(x, y, tasks=names)
+    assert pipeline[-1].tasks_.tolist() == ["t0", "t1", "t2", "t3", "t4"]
+
+
+CHECKED = [RobustMetaLearner(tol=0.1, random_state=0)]
 CHECKED += [TaskModel(), TaskModel(loss="logistic")]
 
 

@@ -2,14 +2,14 @@
 
 For x = (w, η, λ) the penalty function with all but x put in is, task by task,
 
-    P(x) = Σ_τ  min over y of (φ_μ(V_τ(y)) + ρ·F_τ(x, y))  −  ρ·min over z of F_τ(x, z)
+    P(x) = (l2/2)‖w‖² + Σ_τ (min over y of (φ_μ(V_τ(y)) + ρ·F_τ(x, y)) − ρ·min over z of F_τ(x, z))
     F_τ(x, y) = max over q of (⟨q, ℓ_τ(y)⟩ − (η/2)‖q − 1/n‖²) + (λ/2)‖y − w‖²
     φ_μ(v)    = max over x2 of (⟨x2, v⟩ − (μ/2)‖x2 − 1/m‖²)
 
 with ℓ_τ and V_τ the losses of the training and validation rows. Both minimisers are unique, since
 λ > 0, and Newton's method finds them. So P has a gradient, by Danskin's theorem:
 
-    ∂P/∂w = ρλ·Σ(z − y),  ∂P/∂η = (ρ/2)·Σ(‖y2 − 1/n‖² − ‖z2 − 1/n‖²),
+    ∂P/∂w = l2·w + ρλ·Σ(z − y),  ∂P/∂η = (ρ/2)·Σ(‖y2 − 1/n‖² − ‖z2 − 1/n‖²),
     ∂P/∂λ = (ρ/2)·Σ(‖y − w‖² − ‖z − w‖²)
 
 with y2 and z2 the adversary's answers to z and to y. That is the line of ε-KKT (`def:epsilon_KKT`)
@@ -39,7 +39,9 @@ RHOS = (10.0, 100.0, 1e3, 1e4, 1e5)
 #: of the bounds.
 ETAS, FIRST_LAM = (0.1, 10.0), (0.9, 0.6, 0.3)
 #: Evaluations of P for one ρ, and the steps that L-BFGS remembers.
-MOST_EVALUATIONS, MEMORY = 400, 60
+MOST_EVALUATIONS, MEMORY = 150, 60
+#: Newton steps for one minimiser; a handful is usual.
+MOST_STEPS = 60
 #: Slopes of plain averaging end here.
 LEAST_SLOPE = 1e-8
 #: The lines other than x1's are solved to this share of the tolerance.
@@ -79,10 +81,12 @@ class Penalty:
     rho: float
     y: list[Joint]
     z: list[Lower]
+    l2: float  # of the meta-parameter
 
     @property
     def value(self) -> float:
-        return self.rho * sum(y.value - z.value for y, z in zip(self.y, self.z))
+        tasks = self.rho * sum(y.value - z.value for y, z in zip(self.y, self.z))
+        return tasks + self.l2 / 2 * float(np.sum(self.x.w**2))
 
     @property
     def pairs(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -94,7 +98,7 @@ class Penalty:
         far = lambda at: float(np.sum((at.weighing.weights - at.risk.adversary.even) ** 2))
         away = lambda at: float(np.sum(at.off_centre**2))
         pairs = [(y.lower, z) for y, z in zip(self.y, self.z)]
-        of_w = self.rho * self.x.lam * sum((z.w - y.w for y, z in pairs), np.zeros(1))
+        of_w = self.l2 * self.x.w + self.rho * self.x.lam * sum(z.w - y.w for y, z in pairs)
         of_eta = self.rho / 2 * sum(far(z) - far(y) for y, z in pairs)
         of_lam = self.rho / 2 * sum(away(y) - away(z) for y, z in pairs)
         return of_w, of_eta, of_lam
@@ -123,36 +127,39 @@ class MetaTuner:
     eta_bounds: tuple[float, float]
     lam_bounds: tuple[float, float]
     tolerance: float
+    l2: float = 0.0
     report: Callable[[int, Penalty], None] = lambda count, at: None
     evaluations: int = 0
     kept: list[tuple[Preconditioner, Preconditioner]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.kept = [(Preconditioner(), Preconditioner()) for _ in self.tasks]
+
     def run(self) -> MetaFit:
         """Minimise P for one ρ after the other, each from the last one's answer."""
-        self.kept = [(Preconditioner(), Preconditioner()) for _ in self.tasks]
-        first = self._rough(self._first())
+        first = self._rough(self.first())
         # From there with another η, whose lower levels are then not far.
         x = replace(first.x, eta=min(ETAS, key=lambda eta: -abs(np.log(eta / first.x.eta))))
         x = replace(x, eta=self._within(x.eta, self.eta_bounds))
         second = self._rough(self._at(x, RHOS[0], first.pairs))
         at = min(first, second, key=lambda at: at.value)
-        found = [self._judged(at)]
+        found = [self.judged_at(at)]
         for rho in RHOS[2:]:
             if found[-1].certificate.certified(self.tolerance):
                 break
             at = self._minimised(at, rho)
-            found.append(self._judged(at))
+            found.append(self.judged_at(at))
         best = min(found, key=lambda fit: fit.certificate.epsilon)
         return replace(best, evaluations=self.evaluations)
 
-    def _first(self) -> Penalty:
+    def first(self) -> Penalty:
         """The best of a few λ at the large η, with the w that averages the tasks."""
         w, found = np.zeros(self.tasks[0].train.shape), []
         eta = self._within(max(ETAS), self.eta_bounds)
         low, high = self.lam_bounds
         for share in FIRST_LAM:
             lam = float(low ** (1 - share) * high**share)
-            w, near = averaged(self.tasks, lam, w)
+            w, near = averaged(self.tasks, lam, self.l2, w)
             found.append(self._at(Prices(w, eta, lam), RHOS[0], near))
         return min(found, key=lambda at: at.value)
 
@@ -174,12 +181,12 @@ class MetaTuner:
             above = lambda y, task=task: Lower(task.held, task.held_risk, mu, 0.0, y)
             below = lambda y, task=task: x.lower(task, y)
             both = lambda y: Joint(below(y), above(y), rho)  # noqa: B023
-            z = minimise(below, near[k][1], self.kept[k][0], done)
-            y = minimise(both, near[k][0], self.kept[k][1], done)
+            z = minimise(below, near[k][1], self.kept[k][0], done, MOST_STEPS)
+            y = minimise(both, near[k][0], self.kept[k][1], done, MOST_STEPS)
             lowers.append(z)
             joints.append(y)
         self.evaluations += 1
-        return Penalty(x, rho, joints, lowers)
+        return Penalty(x, rho, joints, lowers, self.l2)
 
     def _minimised(self, at: Penalty, rho: float) -> Penalty:
         """L-BFGS on P over w, log η and log λ; the point with the least line of x1."""
@@ -232,7 +239,7 @@ class MetaTuner:
         of_lam = _pushed(of_lam, at.x.lam, self.lam_bounds)
         return float(np.sqrt(np.sum(of_w**2) + of_eta**2 + of_lam**2))
 
-    def _judged(self, at: Penalty) -> MetaFit:
+    def judged_at(self, at: Penalty) -> MetaFit:
         """The lines of ε-KKT at (x, y, y2), with the witnesses x2, z and z2."""
         rho, pairs = at.rho, list(zip(at.y, at.z))
         x2 = [y.upper.weighing.weights for y in at.y]
@@ -253,7 +260,7 @@ class MetaTuner:
         gap = max(below, 0.0) + sum(saddle_gap(z) for z in at.z) + ROUNDING * sizes
         rounding = rho * ROUNDING * self._size(at)
         certificate = KKTCertificate(
-            objective=float(sum(above)),
+            objective=float(sum(above) + self.l2 / 2 * np.sum(at.x.w**2)),
             stationarity=norm([self.slope(at), *of_y, *of_y2]) + rounding,
             response_x2=norm(of_x2),
             response_z1=norm([rho * (np.linalg.norm(z.gradient) + noise(z)) for z in at.z]),
@@ -289,24 +296,25 @@ def _pushed(slope: float, price: float, bounds: tuple[float, float]) -> float:
 
 
 def averaged(
-    tasks: Sequence[Task], lam: float, w: np.ndarray, most: int = 100
+    tasks: Sequence[Task], lam: float, l2: float, w: np.ndarray, most: int = 100
 ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-    """The w of the least Σ_τ min over y of (mean training loss + (λ/2)‖y − w‖²), and each y twice.
+    """The w of the least (l2/2)‖w‖² + Σ_τ min over y of (mean training loss + (λ/2)‖y − w‖²).
 
-    Its gradient is λ·Σ(w − y), so that w is the average of the tasks' parameters.
+    Its gradient is l2·w + λ·Σ(w − y): without l2, w is the average of the tasks' parameters. With w
+    comes each task's y, twice.
     """
     alike = [row_risk(len(task.train), 1.0) for task in tasks]
     kept, near = [Preconditioner() for _ in tasks], [w for _ in tasks]
 
     def value_and_slope(v: np.ndarray) -> tuple[float, np.ndarray]:
         centre = v.reshape(w.shape)
-        total, slope = 0.0, np.zeros_like(centre)
+        total, slope = l2 / 2 * float(np.sum(centre**2)), l2 * centre
         for k, (task, risk) in enumerate(zip(tasks, alike)):
             lower = lambda y, task=task, risk=risk: Lower(task.train, risk, 1.0, lam, y, centre)
             done = lambda at: bool(np.linalg.norm(at.gradient) <= LEAST_SLOPE)
             found = minimise(lower, near[k], kept[k], done)
             near[k], total = found.w, total + found.value
-            slope += lam * (centre - found.w)
+            slope = slope + lam * (centre - found.w)
         return total, slope.ravel()
 
     options = {"maxfun": most, "maxcor": MEMORY, "gtol": LEAST_SLOPE, "ftol": 1e-15}

@@ -27,6 +27,7 @@ def meta_problem(tasks: Sequence[Sequence[Part]], learner: Any) -> tuple[Bilevel
     (low, high), lam = learner.eta_bounds, tuple(map(float, learner.lam_bounds))
     given: dict[str, Any] = {
         "share": float(learner.share),
+        "w": terms.Ridge(float(learner.l2)) if learner.l2 else None,
         "train_share": learner.train_share,
         "lam": lam,
         "eta": float(np.sqrt(low * high)),

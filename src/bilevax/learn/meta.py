@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from bilevax.arguments import positive, probability, warn
+from bilevax.arguments import non_negative, positive, probability, warn
 from bilevax.learn._base import estimator, parameter
 from bilevax.learn._linear import LinearModel, of_classes
 from bilevax.learn._meta import MetaFit, MetaTuner, Penalty, Task
@@ -28,7 +28,7 @@ from bilevax.progress import Progress
 class RobustMetaLearner(LinearModel):
     """A meta-parameter w near which tasks do well, with η and λ: `eq:DRO_meta_tuning`.
 
-    min over w, η, λ, max over x2^τ of  Σ_τ Σᵢ x2ᵢ^τ·ℓ(y^τ; validation row i of task τ)
+    min over w, η, λ, max over x2^τ of  Σ_τ Σᵢ x2ᵢ^τ·ℓ(y^τ; validation row i of τ) + (l2/2)‖w‖²
     such that (y^τ, q^τ) is the saddle point of `TaskModel`'s problem for task τ at (w, η, λ)
 
     with 0 ≤ x2ᵢ^τ ≤ 1/(share·m) and Σ x2^τ = 1: the mean loss over the worst `share` of the m
@@ -51,6 +51,11 @@ class RobustMetaLearner(LinearModel):
 
     share: float = parameter(
         "the share of a task's validation rows that count, the worst ones, in (0, 1].", default=0.5
+    )
+    l2: float = parameter(
+        "the weight of the meta-parameter's own ridge penalty. Few tasks leave w to run far, where "
+        "their validation rows can be separated or interpolated; 0 is the equation.",
+        default=0.1,
     )
     _: KW_ONLY
     train_share: float | None = parameter(TRAIN_SHARE, default=None)
@@ -99,7 +104,7 @@ class RobustMetaLearner(LinearModel):
                 bar.show(count, **shown, loss=f"{at.value:.4f}")
 
             bounds = self._bounds("eta_bounds"), self._bounds("lam_bounds")
-            fit = MetaTuner(listed, *bounds, float(self.tol), report).run()
+            fit = MetaTuner(listed, *bounds, float(self.tol), float(self.l2), report).run()
         self._keep(fit)
         return self
 
@@ -114,6 +119,7 @@ class RobustMetaLearner(LinearModel):
     ) -> tuple[Part, Part]:
         """The rows of all tasks to train on and to validate on; sets `tasks_` and `classes_`."""
         positive(self.tol, "tol")
+        non_negative(self.l2, "l2")
         share_of_rows(self.train_share, "train_share")
         share_of_rows(float(self.share), "share")
         probability(self.validation_fraction, "validation_fraction")
