@@ -152,8 +152,10 @@ def fine_tuning(comparison: Comparison) -> Learnt:
     def tuned(steps: int, rate: float) -> Callable[[Part], TaskModel]:
         def model(part: Part) -> TaskModel:
             rows, w = comparison.template()._rows(part.x, part.target), first
-            for _ in range(steps):
-                w = w - rate * rows.gather(rows.losses(w).slope / len(rows))
+            with np.errstate(all="ignore"):  # too long steps diverge, and are not chosen
+                for _ in range(steps):
+                    w = w - rate * rows.gather(rows.losses(w).slope / len(rows))
+            w = np.clip(np.nan_to_num(w), -1e100, 1e100)
             found = comparison.template()
             found.coef_, found.intercept_ = found._split_off(w)
             found.n_features_in_ = part.x.shape[1]

@@ -1,7 +1,10 @@
 """The meta-learner: tasks against cvxpy and closed forms, both levels against `bx.certify`."""
 
+import json
+
 import cvxpy as cp
 import numpy as np
+import pandas as pd
 import pytest
 import sklearn
 from sklearn.base import clone, is_classifier, is_regressor
@@ -12,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from bilevax.certificates import judge
+from bilevax.cli import main
 from bilevax.learn import RobustMetaLearner, TaskModel, load_model, save_model, stack_tasks
 from bilevax.learn._meta import MetaTuner
 from bilevax.learn._tasks import Part, split_tasks
@@ -123,7 +127,7 @@ def test_the_certificate_is_that_of_the_problem(fitted):
 
 def test_a_point_beside_the_solution_is_not_certified(fitted, monkeypatch):
     """The tuner's own lines say so, and are still those of the core."""
-    tasks, learner, unfitted = fitted
+    tasks, _, unfitted = fitted
     rough = clone(unfitted)
     monkeypatch.setattr(MetaTuner, "run", lambda self: self.judged_at(self.first()))
     with pytest.warns(ConvergenceWarning, match="ε-KKT is certified at ε"):
@@ -140,7 +144,6 @@ def test_known_tasks_have_models_of_their_own(fitted):
     x, y, names = stack_tasks(tasks)
     near = learner.score(x, y, tasks=names)
     assert near > learner.score(x, y)
-    own = TaskModel(loss=learner.loss, eta=learner.eta_, lam=learner.lam_)
     scores = x[names == "t2"] @ learner.task_coef_[2].T + learner.task_intercept_[2]
     own = learner.predict(x[names == "t2"], ["t2"] * int(np.sum(names == "t2")))
     if learner.loss == "squared":
@@ -276,12 +279,75 @@ def test_bad_settings_of_a_task_are_named(given, says):
 
 
 def test_tasks_reach_fit_through_a_pipeline(fitted):
-    tasks, learner, unfitted = fitted
+    tasks, _, unfitted = fitted
     x, y, names = stack_tasks(tasks)
     with sklearn.config_context(enable_metadata_routing=True):
         asked = clone(unfitted).set_params(tol=0.1).set_fit_request(tasks=True)
         pipeline = make_pipeline(StandardScaler(), asked).fit(x, y, tasks=names)
     assert pipeline[-1].tasks_.tolist() == ["t0", "t1", "t2", "t3", "t4"]
+
+
+def run(*given):
+    with pytest.raises(SystemExit) as ended:
+        main(["meta", *map(str, given)])
+    return ended.value.code
+
+
+def sold(kind="logistic"):
+    """Rows of eight shops, one of them small, with a text column that is a feature."""
+    draw, tables = np.random.default_rng(1), []
+    for k in range(8):
+        x = draw.standard_normal((3 if k == 7 else 24, 2))
+        value = x @ [1.0 + 0.2 * k, -1.0] + 0.3 * draw.standard_normal(len(x))
+        sold = np.where(value > 0, "yes", "no") if kind == "logistic" else 1e3 * value
+        day = draw.choice(["mon", "sun"], len(x))
+        tables.append(pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "day": day, "y": sold}))
+        tables[-1]["shop"] = f"shop {k}"
+    return pd.concat(tables)
+
+
+@pytest.mark.parametrize("kind", ["logistic", "squared"])
+def test_the_command_compares_methods_on_new_tasks(kind, tmp_path, capsys):
+    table = sold(kind)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    given = tmp_path / "t.csv", "--label", "y", "--task", "shop", "--out", tmp_path / "out"
+    assert run(*given, "--tolerance", 0.01) == 0
+    shown = capsys.readouterr().out
+    assert "left out, with fewer than 10 rows: shop 7" in shown
+    assert "robust meta-learner" in shown
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    old, new = results["data"]["old_tasks"], results["data"]["new_tasks"]
+    assert (len(old), len(new)) == (5, 2)
+    assert not set(old) & set(new)
+    methods = {m["key"]: m for m in results["methods"]}
+    assert list(methods) == ["alone", "pooled", "averaging", "robust"]
+    for m in methods.values():
+        assert m["worst_error"] == max(m["errors"].values())
+        assert m["mean_error"] == pytest.approx(np.mean(list(m["errors"].values())))
+    model = load_model(tmp_path / "out" / "model.skops")
+    assert model[-1].tasks_.tolist() == old
+    rows = model[0].transform(table[["a", "b", "day"]])
+    if kind == "logistic":
+        assert set(model[-1].adapt(rows[:5], table["y"][:5]).predict(rows)) <= {"yes", "no"}
+    else:
+        assert f"({results['data']['label']} − " in shown  # what the saved model predicts
+    assert run(*given) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_what_the_command_cannot_use_is_refused(tmp_path, capsys):
+    table = sold()
+    table.to_csv(tmp_path / "t.csv", index=False)
+    for given, said in [
+        (("--label", "y", "--task", "shops"), "did you mean 'shop'"),
+        (("--label", "y", "--task", "y"), "the tasks need a column of their own"),
+        (("--label", "y", "--task", "shop", "--least", 20, "--new", 0.9), "6 new and 1 old"),
+        (("--label", "y", "--task", "shop", "--new", 1.5), "--new must be a probability"),
+        (("--label", "day", "--task", "day"), "the tasks need"),
+    ]:
+        assert run(tmp_path / "t.csv", *given, "--out", tmp_path / "out") == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 CHECKED = [RobustMetaLearner(tol=0.1, random_state=0)]
