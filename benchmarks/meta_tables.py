@@ -59,8 +59,8 @@ fits are certified at 10⁻³, {failed} runs failed. {commands}
 
 {table(header, rows)}
 
-The fair rival, averaging, is not beaten anywhere, and beats the learner on images. The learner beats
-pooled models on sinusoids and images, where tasks differ, and no sharing on Adult, where they are
+The fair rival, averaging, is not beaten anywhere, and beats the learner on images. The learner
+beats pooled models on sinusoids and images, where tasks differ, and no sharing on Adult, where they are
 alike. Without an adversary it loses to averaging on images as well, so robustness is not all of
 that loss: w is fitted to the validation rows of a dozen old tasks, where averaging fits it to
 training rows and uses the validation rows for one number. In 5-way tasks the numbers of the classes

@@ -60,7 +60,7 @@ def meta_learning(
     share: float = 0.5,
     cap: float | None = None,
     train_share: float | None = None,
-    loss: str | Callable[[Any, Any], Array] = "squared",
+    loss: str | Callable[..., Array] = "squared",
     parameters: Tree = None,
     intercept: bool = True,
     w: Any = None,
