@@ -60,8 +60,8 @@ fits are certified at 10⁻³, {failed} runs failed. {commands}
 {table(header, rows)}
 
 The fair rival, averaging, is not beaten anywhere, and beats the learner on images. The learner
-beats pooled models on sinusoids and images, where tasks differ, and no sharing on Adult, where they are
-alike. Without an adversary it loses to averaging on images as well, so robustness is not all of
+beats pooled models on sinusoids and images, where tasks differ, and no sharing on Adult, where they
+are alike. Without an adversary it loses to averaging on images as well, so robustness is not all of
 that loss: w is fitted to the validation rows of a dozen old tasks, where averaging fits it to
 training rows and uses the validation rows for one number. In 5-way tasks the numbers of the classes
 mean nothing from one task to the next, so that a w other than 0 is noise.

@@ -40,7 +40,7 @@ class TaskTable:
 
 
 def prepare_tasks(
-    table: pd.DataFrame,
+    table: Any,
     name: str,
     label: str,
     task: str,
@@ -72,10 +72,11 @@ def prepare_tasks(
             "are needed"
         )
     chosen = np.random.default_rng(seed).permutation(names)[:held]
-    number = pd.api.types.is_numeric_dtype(table[label]) and table[label].nunique() > MOST_VALUES
-    if not number and not 2 <= table[label].nunique() <= MOST_CLASSES:
+    kinds = int(table[label].nunique())
+    number = bool(pd.api.types.is_numeric_dtype(table[label])) and kinds > MOST_VALUES
+    if not number and not 2 <= kinds <= MOST_CLASSES:
         raise ValueError(
-            f"the label {label} has {table[label].nunique()} different values; numbers, or 2 to "
+            f"the label {label} has {kinds} different values; numbers, or 2 to "
             f"{MOST_CLASSES} classes, can be learnt"
         )
     y = table[label].to_numpy(float) if number else table[label].astype(str).to_numpy(str)
@@ -91,7 +92,7 @@ def prepare_tasks(
     )  # fmt: skip
 
 
-def _check_copies(columns: pd.DataFrame, label: Any) -> None:
+def _check_copies(columns: Any, label: Any) -> None:
     """Refuse a column that is the label of numbers, or a multiple of it."""
     for name in columns.select_dtypes("number"):
         if columns[name].nunique() > 1 and abs(columns[name].corr(label)) > 1 - 1e-12:
@@ -129,7 +130,7 @@ def learn_tasks(
 
     def parts(chosen: np.ndarray) -> Tasks:
         names, code = np.unique(table.tasks[chosen], return_inverse=True)
-        rows = Part(known.transform(table.X[chosen]), target[chosen], code)
+        rows = Part(np.asarray(known.transform(table.X[chosen])), target[chosen], code)
         return Tasks(names, *split_tasks(rows, names, table.loss == "logistic", 0.5, seed))
 
     comparison = Comparison(parts(old), table.loss, len(classes))
