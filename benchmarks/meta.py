@@ -72,7 +72,8 @@ def sinusoid(shots: int, seed: int) -> tuple[Tasks, Tasks, str, int]:
 
     old, new = [task(shots) for _ in range(20)], [task(100) for _ in range(50)]
     scale = np.std([y for train, held in old for y in (*train[1], *held[1])])
-    scaled = lambda tasks: [tuple((x, y / scale) for x, y in task) for task in tasks]
+    by_scale = lambda rows: (rows[0], rows[1] / scale)
+    scaled = lambda tasks: [(by_scale(first), by_scale(second)) for first, second in tasks]
     return stacked(scaled(old)), stacked(scaled(new)), "squared", 0
 
 
@@ -106,7 +107,7 @@ def images(shots: int, seed: int) -> tuple[Tasks, Tasks, str, int]:
 
 def adult(shots: int, seed: int) -> tuple[Tasks, Tasks, str, int]:
     draw = np.random.default_rng([seed, shots, 2])
-    table = pd.read_csv(DATA / "adult.csv.gz", skipinitialspace=True, na_values=["?"])
+    table: Any = pd.read_csv(DATA / "adult.csv.gz", skipinitialspace=True, na_values=["?"])
     table = table.dropna(subset=["occupation"])
     numbers = ["age", "education-num", "capital-gain", "capital-loss", "hours-per-week"]
     label = table["income"].str.contains(">50K").to_numpy().astype(int)
@@ -156,7 +157,7 @@ def fine_tuning(comparison: Comparison) -> Learnt:
                 for _ in range(steps):
                     w = w - rate * rows.gather(rows.losses(w).slope / len(rows))
             w = np.clip(np.nan_to_num(w), -1e100, 1e100)
-            found = comparison.template()
+            found: Any = comparison.template()
             found.coef_, found.intercept_ = found._split_off(w)
             found.n_features_in_ = part.x.shape[1]
             return found
