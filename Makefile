@@ -81,6 +81,8 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/out_of_memory.py --json benchmarks/results/out_of_memory.json
 	$(BIN)/python benchmarks/sapd_overhead.py --json benchmarks/results/sapd_overhead.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/robust.py --json benchmarks/results/robust.json
+	test ! -d ../shared/data || $(BIN)/python benchmarks/meta.py --cases 'sinusoid, 5 shots' 'sinusoid, 10 shots' 'adult by occupation, 20 rows' --json benchmarks/results/meta.json
+	test ! -d ../shared/data || $(BIN)/python benchmarks/meta.py --cases 'images, 5-way 1-shot' 'images, 5-way 5-shot' --json benchmarks/results/meta_images.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/people.py $(beside) --json benchmarks/results/people.json --plot benchmarks/results/people.png
 	test ! -d ../shared/data || $(BIN)/python benchmarks/model_problem.py --json benchmarks/results/model_problem.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/minibatches.py --json benchmarks/results/minibatches.json

@@ -12,6 +12,7 @@ from typing import Any
 from deep_tables import deep_ablation, deep_cost, deep_dominoes
 from deep_variance_tables import deep_variance
 from hierarchical_tables import hierarchical
+from meta_tables import meta
 from paper_tables import exponents, published
 from robust_tables import robust, robust_large
 from stochastic_tables import (
@@ -779,7 +780,7 @@ within one run do. Every number below is read from `results/` by `tables.py`.
         coverage,
         sapd_overhead,
     )
-    others += measured(robust, robust_large, hierarchical)
+    others += measured(robust, robust_large, hierarchical, meta)
     others += measured(deep_dominoes, deep_ablation, deep_variance, deep_cost)
     parts = [linear(), linear_tight(), *others, suite(), together(), optfom_overhead(), library()]
     (HERE / "README.md").write_text("\n".join([intro, *parts]))

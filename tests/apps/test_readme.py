@@ -11,12 +11,14 @@ README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_example_of_robust_classifiers_runs(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/learn.md").read_text(), re.DOTALL)
-    names = {}
-    exec(compile(example, "docs/learn.md", "exec"), names)
-    assert names["model"].converged_
-    assert "stationarity" in capsys.readouterr().out
+def test_the_examples_of_robust_classifiers_and_of_tasks_run(capsys):
+    found = re.findall(r"```python\n(.*?)```", (ROOT / "docs/learn.md").read_text(), re.DOTALL)
+    classifiers, tasks = found
+    for example, fitted in ((classifiers, "model"), (tasks, "learner")):
+        names = {}
+        exec(compile(example, "docs/learn.md", "exec"), names)
+        assert names[fitted].converged_
+        assert "stationarity" in capsys.readouterr().out
 
 
 def test_the_example_of_embeddings_helps_the_worst_group(capsys):

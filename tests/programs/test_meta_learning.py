@@ -12,6 +12,7 @@ import pytest
 from scipy import optimize
 
 import bilevax as bx
+from bilevax.certificates import judge
 from bilevax.problems import meta_learning
 from bilevax.terms import Box
 from tail_reference import logistic, on_simplex, squared, tail_mean
@@ -173,6 +174,58 @@ def test_a_loss_of_ones_own_and_terms():
         problem.smooth_lower(start.x1, start.y1, start.y2)
 
 
+def test_sampled_tasks_have_the_whole_as_their_mean():
+    """Over all pairs of tasks the values and slopes of minibatches average to those of all."""
+    tasks = some_tasks()
+    whole, start = meta_learning(tasks, intercept=False)
+    sampled, same = meta_learning(tasks, intercept=False, batch=2)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), start.x1, same.x1))
+    draw, everything = np.random.default_rng(0), sampled.data.everything()
+    x2, y2 = some_weights(start.x2, draw), some_weights(start.y2, draw)
+    y1 = A(draw.standard_normal((3, 2)))
+    at = {"upper": (X1, x2, y1, y2), "lower": (X1, y1, y2)}
+    for name, blocks in at.items():
+        found, function = [], getattr(sampled, name)
+        for pair in ([0, 1], [0, 2], [1, 2]):
+            batch = jax.tree.map(lambda a, pair=pair: a[A(pair)], everything)
+            arguments = tuple(range(len(blocks)))
+            found.append(jax.value_and_grad(function, arguments)(*blocks, batch))
+        mean = jax.tree.map(lambda *parts: sum(parts) / 3, *found)
+        known = jax.value_and_grad(getattr(whole, name), arguments)(*blocks, whole.data)
+        for a, b in zip(jax.tree.leaves(mean), jax.tree.leaves(known), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-12)
+    # A task that is not drawn moves towards w alone.
+    np.testing.assert_allclose(found[-1][1][1][0], 0.3 * (y1[0] - X1["w"]), atol=1e-12)
+
+
+def test_sampled_tasks_are_certified():
+    tasks = some_tasks()
+    problem, start = meta_learning(tasks, intercept=False, batch=2, most_eta=10.0)
+    solution = bx.solve(problem, start, tolerance=1e-2)
+    assert solution.certified
+    whole, _ = meta_learning(tasks, intercept=False, most_eta=10.0)
+    assert judge(whole, solution.point).epsilon <= 1e-2
+
+
+def test_what_tasks_share_is_a_parameter_of_the_upper_level():
+    """Features tanh(x·θ) with a linear head for each task: as if they were given."""
+    tasks, theta = some_tasks(), A([[0.5, -1.0], [1.0, 0.3]])
+    own = lambda y1, rows, shared: squared_rows(jnp.tanh(rows[0] @ shared), y1, rows[1])
+    squared_rows = lambda x, y, b: 0.5 * (x @ y - b) ** 2
+    problem, start = meta_learning(tasks, loss=own, parameters=X1["w"], shared=theta)
+    made = lambda rows: (np.tanh(rows[0] @ np.asarray(theta)), rows[1])
+    given = {name: tuple(map(made, task)) for name, task in tasks.items()}
+    known, at = meta_learning(given, intercept=False, parameters=X1["w"])
+    y1, x1 = at.y1, X1 | {"shared": theta}
+    value = problem.smooth_lower(x1, y1, at.y2)
+    assert float(value) == pytest.approx(float(known.smooth_lower(X1, y1, at.y2)), rel=1e-12)
+    np.testing.assert_array_equal(start.x1["shared"], theta)
+    slope = jax.grad(problem.smooth_upper)(x1, at.x2, y1, at.y2)["shared"]
+    assert np.linalg.norm(slope) > 0.01
+    with pytest.raises(ValueError, match="only a loss of your own has shared"):
+        meta_learning(tasks, shared=theta)
+
+
 @pytest.mark.parametrize("kind", ["squared", "logistic"])
 def test_tasks_begin_at_their_solutions_for_even_weights(kind):
     problem, start = meta_learning(some_tasks(kind), loss=kind, y1=Box(-5.0, 5.0))
@@ -229,6 +282,8 @@ BAD = {
     "lam-order": ({"lam": (2.0, 1.0)}, ValueError, "0 < low ≤ high"),
     "lam-pair": ({"lam": 1.0}, TypeError, "lam must be a pair of numbers"),
     "eta": ({"eta": -1.0}, ValueError, "eta must be finite and ≥ 0"),
+    "least": ({"least_eta": 2.0}, ValueError, "least_eta must be ≥ 0 and at most eta=1.0"),
+    "batch": ({"batch": 3}, ValueError, "batch must be at most the 1 samples"),
     "most": ({"most_eta": 0.5}, ValueError, "eta=1.0 is above most_eta=0.5"),
 }
 

@@ -10,6 +10,7 @@ import jax
 import tyro
 
 from bilevax.cache import enable_cache_as_asked
+from bilevax.cli.meta import meta
 from bilevax.cli.robust import robust
 from bilevax.cli.solve import demo, solve
 
@@ -43,7 +44,7 @@ def main(args: list[str] | None = None) -> None:
 def _commands(args: list[str]) -> tyro.extras.SubcommandApp:
     """All commands; those that import much are complete only where they are asked for."""
     commands = tyro.extras.SubcommandApp()
-    for command in (demo, solve, robust):
+    for command in (demo, solve, robust, meta):
         commands.command(command)
     completion = any(arg.startswith("--tyro-") for arg in args)  # a shell's, which needs them all
     bench: Any = lambda: 2  # never called

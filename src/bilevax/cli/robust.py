@@ -67,7 +67,7 @@ def robust(
         raise ValueError(f"this needs pip install 'bilevax[learn]' ({error})") from None
     _check(data, label, group, demo, least=least, bootstrap=bootstrap)
     positive(tolerance, "--tolerance")
-    _check_folder(out, overwrite)
+    check_folder(out, overwrite, FILES)
     if demo:
         known = datasets.load_digits()
         table, name, label, group = known.table, known.name, known.label, known.group_columns
@@ -81,7 +81,7 @@ def robust(
     for note in prepared.notes:
         print(f"Note: {note}.")
     command = shlex.join(["bilevax", *sys.argv[1:]])
-    with _folder(out) as folder:  # made first: a place that cannot be written shows at once
+    with new_folder(out) as folder:  # made first: a place that cannot be written shows at once
         results, pipeline = compare(
             prepared, tolerance=tolerance, bootstrap=bootstrap, seed=seed, command=command
         )
@@ -113,21 +113,21 @@ def _check(
             raise ValueError(f"--{name} must be at least 1, not {count}")
 
 
-def _check_folder(out: Path, overwrite: bool) -> None:
+def check_folder(out: Path, overwrite: bool, files: tuple[str, ...]) -> None:
     """Refuse to put results where anything else would be lost."""
     if not out.exists():
         return
     if not out.is_dir():
         raise ValueError(f"{out} is a file, not a folder")
     there = sorted(path.name for path in out.iterdir())
-    if others := [name for name in there if name not in FILES]:
+    if others := [name for name in there if name not in files]:
         raise ValueError(f"the folder {out} holds other files ({', '.join(others[:3])}, …)")
     if there and not overwrite:
         raise ValueError(f"the folder {out} is not empty; give another --out, or --overwrite")
 
 
 @contextlib.contextmanager
-def _folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path) -> Iterator[Path]:
     """A folder that appears under its name only once everything is in it."""
     out.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))

@@ -36,7 +36,7 @@ def saddle_gap(at: Lower) -> float:
     Where λ = 0 it falls by at most ‖∇‖·`radius`, within that radius of w. Where f~ is not smooth
     this is said of a smooth function below it, and the difference at w is added.
     """
-    (apart, gradient), slack = at.minorant(), _noise(at)
+    (apart, gradient), slack = at.minorant(), noise(at)
     if at.l2 == 0:
         steep = float(np.linalg.norm(gradient)) + slack
         return float(steep * radius(at) + apart + ROUNDING * abs(at.value))
@@ -55,10 +55,12 @@ def radius(at: Lower) -> float:
     return RADIUS * (1 + float(np.linalg.norm(at.w))) if at.l2 == 0 else np.inf
 
 
-def _noise(at: Lower | Weighted) -> float:
+def noise(at: Lower | Weighted) -> float:
     """A bound on the rounding error of a gradient, from the sizes of the terms that it adds up."""
-    size = float(at.row_weights @ np.abs(at.losses.slope).sum(axis=1))
-    return float(ROUNDING * (size * at.rows.widest + at.l2 * np.linalg.norm(at.w)))
+    size = float(at.row_weights @ np.abs(at.losses.slope).sum(axis=1)) * at.rows.widest
+    if isinstance(at, Lower):
+        size += float(at.l2 * (np.linalg.norm(at.w) + np.linalg.norm(at.centre)))
+    return ROUNDING * size
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _judge(
     gain = lambda at: (
         at.item_losses - z.eta * (at.weighing.weights - adversary.even) / adversary.price
     )
-    slack_z, slack_y = _noise(z), _noise(y.lower)
+    slack_z, slack_y = noise(z), noise(y.lower)
     slack_prices = 2 * ROUNDING * float(np.sum(rise_size + fall_size + own.size / rho))
     stationarity = np.sqrt(
         np.sum(of_x1**2)
@@ -117,7 +119,7 @@ def _judge(
     upper = levels.held_risk.of_items(y.upper.losses.value)
     below = y.lower.value - z.value
     gap = max(below, 0.0) + saddle_gap(z) + ROUNDING * (abs(y.lower.value) + abs(z.value))
-    stationarity += rho * (slack_y + slack_prices) + _noise(y.upper)
+    stationarity += rho * (slack_y + slack_prices) + noise(y.upper)
     if z.collapsed or y.lower.collapsed:  # f~ has no gradient there, and ε-KKT is not defined
         stationarity = np.inf
     certificate = KKTCertificate(

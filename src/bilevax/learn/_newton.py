@@ -1,6 +1,7 @@
 """Smooth convex minimisation over the parameters of a linear model, by Newton's method.
 
-F(w) = φ(ℓ(w)) + (λ/2)‖w‖², intercepts apart, is the lower level with its adversary's answer put in.
+F(w) = φ(ℓ(w)) + (λ/2)‖w − c‖², intercepts apart, is the lower level with its adversary's answer put
+in. The centre c is 0, but for tasks that are to be near others.
 Its Hessian is Xᵀ(diag(q)·∂²ℓ)X + Jᵀ(∂q/∂ℓ)J + λ with J = ∂ℓ/∂w. Where it is not too large it is
 formed and factored. It changes slowly along a run, so an old factor serves as a preconditioner for
 conjugate gradients until these take more than a few steps.
@@ -65,6 +66,12 @@ class Lower:
     eta: float
     l2: float
     w: np.ndarray
+    centre: np.ndarray | float = 0.0
+
+    @cached_property
+    def off_centre(self) -> np.ndarray:
+        """w − c, and 0 for intercepts."""
+        return self.rows.penalised * (self.w - self.centre)
 
     @cached_property
     def losses(self) -> Losses:
@@ -85,13 +92,12 @@ class Lower:
 
     @cached_property
     def value(self) -> float:
-        penalty = self.l2 / 2 * np.sum((self.rows.penalised * self.w) ** 2)
-        return self.weighing.value + float(penalty)
+        return self.weighing.value + float(self.l2 / 2 * np.sum(self.off_centre**2))
 
     @cached_property
     def gradient(self) -> np.ndarray:
         inner = self.rows.gather(self.row_weights[:, None] * self.losses.slope)
-        return inner + self.l2 * (self.rows.penalised * self.w)
+        return inner + self.l2 * self.off_centre
 
     def curve(self, v: np.ndarray) -> np.ndarray:
         """∇²F·v."""
@@ -105,7 +111,7 @@ class Lower:
         """The derivatives of ∇F with respect to log η and to log λ, one after the other."""
         changed = self.risk.of_rows(-self.weighing.change(self.item_losses))
         of_eta = self.rows.gather(changed[:, None] * self.losses.slope)
-        return np.stack([of_eta, self.l2 * (self.rows.penalised * self.w)])
+        return np.stack([of_eta, self.l2 * self.off_centre])
 
     def of_prices(self, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """∂f~/∂x1 at (w, q), x1 = (log η, log λ, …), and the sizes of the terms that it adds up."""
@@ -135,9 +141,10 @@ class Lower:
 
     def diagonal(self) -> np.ndarray:
         """The diagonal of ∇²F, as if the adversary's weights did not move."""
-        x, share = self.rows.x, self.losses.share
+        x = self.rows.x
         squares = x.multiply(x).tocsr() if sparse.issparse(x) else x**2
-        weight = self.row_weights[:, None] * (share - share**2)
+        curvatures = [self.losses.curvature(k, k) for k in range(self.rows.scores)]
+        weight = self.row_weights[:, None] * np.stack(curvatures, axis=1)
         return replace(self.rows, x=squares).gather(weight) + self.l2 * self.rows.penalised
 
     def hessian(self, dtype: Any = np.float64) -> np.ndarray:
@@ -211,9 +218,39 @@ class Penalised:
         return self.lower.diagonal()
 
 
+@dataclass(frozen=True)
+class Joint:
+    """F + (1/ρ)·φ_μ(V): as `Penalised`, with the upper level's adversary put in, at a price μ."""
+
+    lower: Lower
+    upper: Lower  # whose η is μ, without a ridge
+    rho: float
+
+    @property
+    def w(self) -> np.ndarray:
+        return self.lower.w
+
+    @cached_property
+    def value(self) -> float:
+        return self.lower.value + self.upper.value / self.rho
+
+    @cached_property
+    def gradient(self) -> np.ndarray:
+        return self.lower.gradient + self.upper.gradient / self.rho
+
+    def curve(self, v: np.ndarray) -> np.ndarray:
+        return self.lower.curve(v) + self.upper.curve(v) / self.rho
+
+    def hessian(self, dtype: Any = np.float64) -> np.ndarray:
+        return self.lower.hessian(dtype) + self.upper.hessian(dtype) / dtype(self.rho)
+
+    def diagonal(self) -> np.ndarray:
+        return self.lower.diagonal() + self.upper.diagonal() / self.rho
+
+
 #: A smooth convex function at one point.
-Local = Lower | Penalised
-T = TypeVar("T", Lower, Penalised)
+Local = Lower | Penalised | Joint
+T = TypeVar("T", Lower, Penalised, Joint)
 
 
 @dataclass

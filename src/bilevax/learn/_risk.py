@@ -130,3 +130,13 @@ def tail_risk(worst: float, sample_weight: np.ndarray) -> Risk:
     share = sample_weight / sample_weight.sum()
     cap = share / worst if worst else np.ones_like(share)
     return Risk(Adversary(share, share, cap), share, worst=worst)
+
+
+def row_risk(count: int, share: float | None) -> Risk:
+    """The risk of rows that all weigh the same, at the equation's own η: b = 1/n and c = 1.
+
+    The worst `share` of the rows counts; without one no weight has a cap.
+    """
+    even, ones = np.full(count, 1 / count), np.ones(count)
+    cap = ones if share is None else even / share
+    return Risk(Adversary(even, ones, cap), even)

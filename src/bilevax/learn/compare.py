@@ -203,10 +203,11 @@ def table_of(results: dict[str, Any]) -> str:
         (g["name"], str(g["test"]), *(f"{m['groups'][i]['value']:.3f}" for m in results["methods"]))
         for i, g in enumerate(results["groups"])
     ]
-    return _aligned([head, *rows]) + "\n\n" + _aligned([("group", "test rows", *names), *groups])
+    return aligned([head, *rows]) + "\n\n" + aligned([("group", "test rows", *names), *groups])
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> str:
+def aligned(rows: list[tuple[str, ...]]) -> str:
+    """Rows of text in columns, the first row above a line."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])

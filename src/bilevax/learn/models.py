@@ -16,14 +16,16 @@ TRUSTED = (
     "bilevax.learn.hierarchical.HierarchicalDROClassifier",
     "bilevax.learn.hierarchical.TunedHierarchicalDROClassifier",
     "bilevax.learn.soft.SoftGroupDROClassifier",
+    "bilevax.learn.meta.RobustMetaLearner",
     "bilevax.learn.tail.TailRiskClassifier",
     "bilevax.learn.tail.TunedTailRiskClassifier",
+    "bilevax.learn.task.TaskModel",
     "numpy.dtype",  # of what scikit-learn's imputer fills in
 )
 
 
 def save_model(model: Any, path: str | Path) -> None:
-    """Write a fitted classifier, or a pipeline with one."""
+    """Write a fitted model, or a pipeline with one."""
     from skops import io
 
     with replaced(path) as temporary:

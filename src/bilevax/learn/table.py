@@ -97,7 +97,7 @@ def prepare(
     """Check a table, and cut it into parts with every group in each."""
     splits = [] if split is None else [split]
     for column in (label, *group_columns, *splits, *drop):
-        _check_column(table, column)
+        check_column(table, column)
     if label in group_columns:
         raise ValueError(f"{label} is the label; groups are the label together with other columns")
     if not group_columns and not with_label:
@@ -106,7 +106,7 @@ def prepare(
     groups = group_names(table, label if with_label else None, group_columns)
     part = _split_by(table[split], split, groups, seed) if split else _split(groups, seed)
     notes: list[str] = []
-    features = _features(table.drop(columns=[label, *drop, *splits]), table[label], notes)
+    features = features_of(table.drop(columns=[label, *drop, *splits]), table[label], notes)
     y = table[label].to_numpy()
     y = y if np.issubdtype(y.dtype, np.number) or y.dtype == bool else y.astype(str)
     names = np.unique(groups)
@@ -135,7 +135,8 @@ def encoder(features: pd.DataFrame) -> ColumnTransformer:
     )
 
 
-def _check_column(table: pd.DataFrame, column: str) -> None:
+def check_column(table: pd.DataFrame, column: str) -> None:
+    """Refuse a column that is not there, with the nearest one that is."""
     if column in table:
         return
     near = difflib.get_close_matches(column, list(table.columns), n=1, cutoff=0.5)
@@ -157,7 +158,7 @@ def _check_label(values: Any, label: str) -> None:
         )
 
 
-def _features(columns: pd.DataFrame, label: Any, notes: list[str]) -> pd.DataFrame:
+def features_of(columns: pd.DataFrame, label: Any, notes: list[str]) -> pd.DataFrame:
     """The columns that can be learnt from, as numbers or as strings."""
     constant, features = [], {}
     for name in columns:

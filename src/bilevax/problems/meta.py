@@ -13,6 +13,13 @@ Tasks are stacked, so that programs do not grow with their number: one with fewe
 is filled up by copies of its first row. The weights of copies have the cap 0, and their losses are
 multiplied by 0. 1/n^τ counts rows that are there, and is 0 for copies: they add nothing to either
 function or its derivatives.
+
+Tasks may be sampled. With a minibatch B of b of the T tasks both sums become (T/b)·Σ over B, but
+for (λ/2)‖y1 − w‖², which needs no data and stays a sum over all tasks. So the expectations are f
+and f~, and f~ is λ-strongly convex in y1 for every minibatch. y1, y2 and x2 remain blocks of all
+tasks: a gradient is zero in the rows of tasks that were not drawn, but for λ(y1 − w), as in
+block-coordinate methods. Its variance grows like T/b − 1, and the blocks' memory with T: only the
+rows of data are sampled.
 """
 
 from __future__ import annotations
@@ -28,6 +35,7 @@ from jaxtyping import Array
 
 from bilevax import terms
 from bilevax.arguments import one_number
+from bilevax.data import Arrays
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.point import Point
 from bilevax.problems.rows import (
@@ -52,7 +60,7 @@ def meta_learning(
     share: float = 0.5,
     cap: float | None = None,
     train_share: float | None = None,
-    loss: str | Callable[[Any, Any], Array] = "squared",
+    loss: str | Callable[..., Array] = "squared",
     parameters: Tree = None,
     intercept: bool = True,
     w: Any = None,
@@ -60,6 +68,9 @@ def meta_learning(
     lam: tuple[float, float] = (0.01, 10.0),
     eta: float = 1.0,
     most_eta: float = np.inf,
+    least_eta: float = 0.0,
+    shared: Tree = None,
+    batch: int | None = None,
 ) -> tuple[BilevelProblem, Point]:
     """`eq:DRO_meta_tuning`: the problem, and a start, for `solve`.
 
@@ -89,6 +100,13 @@ def meta_learning(
         lam: the least and the greatest λ, > 0; it begins at the root of their product.
         eta: where η begins.
         most_eta: an upper bound of η, which may run away without one, as in `tail_tuning`.
+        shared: parameters that a loss of your own shares among the tasks, such as the layers of a
+            network that make its features, to begin with. They are x1["shared"], and the loss is
+            `loss(y1, rows, shared)`; it need not be convex in them.
+        batch: how many tasks a minibatch has; by default all tasks are there at once. Then `data`
+            is a `bilevax.data.Arrays` with one sample for each task, for `SampleAverage` and the
+            stochastic methods.
+        least_eta: a lower bound of η, such as one that keeps the lower level smooth.
 
     A task may have labels that can be separated, or of one class only: since λ > 0, its lower level
     has a solution for the logistic loss, too. Memory grows with the largest task's rows times the
@@ -96,7 +114,11 @@ def meta_learning(
     """
     own, function = callable(loss), loss_function(loss)
     eta, most_eta = prices(eta, most_eta)
+    if not 0 <= least_eta <= eta:
+        raise ValueError(f"least_eta must be ≥ 0 and at most eta={eta}, not {least_eta}")
     low, high = _range(lam)
+    if shared is not None and not own:
+        raise ValueError("shared: only a loss of your own has shared parameters")
     if own and parameters is None:
         raise ValueError("parameters: a loss of your own needs w to begin with")
     named = {name: _pair(task, name) for name, task in _named(tasks).items()}
@@ -123,22 +145,27 @@ def meta_learning(
     there = {level: data[level]["there"] for level in LEVELS}
     even = {level: there[level] / there[level].sum(axis=1, keepdims=True) for level in LEVELS}
     data["train"]["even"] = even["train"]
+    data = floats(data)
+    if batch is not None:
+        data = Arrays({"task": jnp.arange(len(named)), **data}, batch)
+    extra = {} if shared is None else {"shared": shared}
     problem = BilevelProblem(
         of_loss(_upper, function),
         of_loss(_lower, function),
         x1={
             "w": terms.Free() if w is None else w,
-            "eta": terms.Box(0.0, most_eta),
+            "eta": terms.Box(float(least_eta), most_eta),
             "lam": terms.Box(low, high),
+            **{name: terms.Free() for name in extra},
         },
         x2=terms.CappedSimplex(_caps(caps, there["validation"]), axis=-1),
         y1=terms.Free() if y1 is None else y1,
         y2=terms.CappedSimplex(_caps(most_y2, there["train"]), axis=-1),
-        data=floats(data),
+        data=data,
         lower_modulus=_lam,
     )
     start = {
-        "x1": {"w": parameters, "eta": np.asarray(eta), "lam": np.asarray(lam0)},
+        "x1": {"w": parameters, "eta": np.asarray(eta), "lam": np.asarray(lam0), **extra},
         "x2": even["validation"],
         "y1": tasks_begin,
         "y2": even["train"],
@@ -152,16 +179,34 @@ def meta_learning(
 
 def _upper(loss: Callable, x1: Any, x2: Array, y1: Any, y2: Array, data: Any) -> Array:
     """f of `eq:DRO_meta_tuning`."""
-    return jnp.sum(x2 * _losses(loss, y1, data["validation"], x2))
+    times, x2, y1 = _drawn(data, x2, y1)
+    return times * jnp.sum(x2 * _losses(_for(loss, x1), y1, data["validation"], x2))
 
 
 def _lower(loss: Callable, x1: Any, y1: Any, y2: Array, data: Any) -> Array:
     """The sum of f~ of `eq:DRO_meta_tuning` over the tasks."""
-    value = jnp.sum(y2 * _losses(loss, y1, data["train"], y2))
+    times, y2, own = _drawn(data, y2, y1)
+    value = jnp.sum(y2 * _losses(_for(loss, x1), own, data["train"], y2))
     uneven = jnp.sum((y2 - data["train"]["even"]) ** 2)
     apart = lambda y1, w: jnp.sum((y1 - w[None]) ** 2)
     distance = sum(jax.tree.leaves(jax.tree.map(apart, y1, x1["w"])))
-    return value - x1["eta"] / 2 * uneven + x1["lam"] / 2 * distance
+    return times * (value - x1["eta"] / 2 * uneven) + x1["lam"] / 2 * distance
+
+
+def _drawn(data: Any, weights: Array, y1: Any) -> tuple[float, Array, Any]:
+    """What a task of the data counts, and the rows of both blocks for these tasks."""
+    if "task" not in data:
+        return 1.0, weights, y1
+    chosen = data["task"]
+    taken = lambda block: block[chosen]
+    return weights.shape[0] / chosen.shape[0], taken(weights), jax.tree.map(taken, y1)
+
+
+def _for(loss: Callable, x1: Any) -> Callable:
+    """The loss of one task, with what the tasks share put in."""
+    if "shared" not in x1:
+        return loss
+    return lambda y1, rows: loss(y1, rows, x1["shared"])
 
 
 def _lam(x1: Any) -> Array:
