@@ -22,8 +22,9 @@ from bilevax.deep.augmentation import (  # noqa: E402
     prepare,
     resampled,
 )
-from bilevax.deep.dominoes import dominoes, read_idx  # noqa: E402
+from bilevax.deep.dominoes import dominoes  # noqa: E402
 from bilevax.deep.feed import Batches  # noqa: E402
+from bilevax.deep.idx import read_idx  # noqa: E402
 from bilevax.deep.pixels import ImageError, Images, decode, load, stream  # noqa: E402
 from bilevax.deep.tables import celeba, manifest, open_table, waterbirds  # noqa: E402
 

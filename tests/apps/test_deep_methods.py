@@ -12,7 +12,8 @@ from jaxtyping import Array
 
 import deep_transcription as reference
 from bilevax.deep.bilevel import BilevelDRO
-from bilevax.deep.methods import ERM, Batch, GroupDRO, cross_entropy, encoded, group_means
+from bilevax.deep.losses import cross_entropy, group_means
+from bilevax.deep.methods import ERM, Batch, GroupDRO, encoded
 from bilevax.deep.networks import CNN, Encoder, Model, Statistics
 
 GROUPS, CLASSES, SIDE, FEATURES = 3, 4, 2, 5
