@@ -70,10 +70,11 @@ def colour_mnist(
     shares = (correlation, validation_correlation, test_correlation)
     for s, y in itertools.product(range(len(SPLITS)), (0, 1)):
         rows = np.flatnonzero((split == s) & (digits[order] // 5 == y))
+        rows = rows[shuffled(len(rows), seed, 0, s, y)]
         label[rows[: round(label_noise * len(rows))]] = 1 - y
     for (s, share), y in itertools.product(enumerate(shares), (0, 1)):
         rows = np.flatnonzero((split == s) & (label == y))
-        rows = rows[shuffled(len(rows), seed, s, y)]  # or only wrong labels would agree
+        rows = rows[shuffled(len(rows), seed, 1, s, y)]
         agree = round(share * len(rows))
         colour[rows[:agree]], colour[rows[agree:]] = y, 1 - y
     group = 2 * label + colour

@@ -70,8 +70,8 @@ def open_table(path: str | os.PathLike[str]) -> ImageTable:
             return reader(path)
     known = (
         "a CSV file with the columns filename, label, group and split; Waterbirds, a folder with "
-        "metadata.csv; CelebA, a folder with list_attr_celeba.csv; dominoes, a folder with mnist/ and "
-        "fashion-mnist/; coloured digits, a folder with MNIST's files"
+        "metadata.csv; CelebA, a folder with list_attr_celeba.csv; dominoes, a folder with mnist/ "
+        "and fashion-mnist/; coloured digits, a folder with the files of MNIST"
     )
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}; it may be {known}")
