@@ -51,7 +51,7 @@ VALIDATION_ROWS = "group DRO on validation rows"
 SIZES = (6_000, 3_000, 20_000)
 CHANNELS = (3, 16, 32, 64)
 JUDGED = 1000  # images at a time
-SHIFTS = ("held-out", "test")
+SHIFTS: tuple[Shift, ...] = ("held-out", "test", "none")
 RATES, RADII, BOUND = (0.01, 0.03, 0.1), (0.01, 0.03, 0.1), 1.0
 #: The methods: what is picked from a grid is a tuple. One that is like another one begins with what
 #: was picked for that, and only the rest is picked. `rows` says which training rows it has.
@@ -163,7 +163,8 @@ def run(args: Budget, settings: Settings, rows: str, picking: bool) -> dict[str,
         found["train"], features = judge(model, images, "train")
         if getattr(state, "predictor", None) is not None:
             at = images.rows("train")
-            guess = group_scores(jnp.asarray(features), images.label[at], state.predictor)
+            seen = jnp.asarray(features), jnp.asarray(images.label[at])
+            guess = group_scores(*seen, state.predictor)
             right = np.argmax(np.asarray(guess), axis=1) == images.group[at]
             shares = [float(right[images.group[at] == g].mean()) for g in range(4)]
             found["groups_right"] = {"average": float(right.mean()), "groups": shares}
@@ -223,7 +224,8 @@ class Runs:
 
 def show(made: dict[str, Any]) -> None:
     about = {key: made[key] for key in ("learning_rate", "radius", "shift") if key in made}
-    said = made.get("failed") or f"{100 * made.get('test', made.get('aside'))['worst']:.1f}"
+    judged = made.get("test") or made.get("aside")
+    said = f"{100 * judged['worst']:.1f}" if judged else made["failed"]
     print(
         f"{time.perf_counter() - BEGAN:5.0f} s  {made['seed']:3} {made['name']:36} {about} {said}"
     )

@@ -235,11 +235,24 @@ def test_radii_stay_within_their_bound():
         close(step(method, state, drawn(0, False)[0]).radii, np.full(GROUPS, wanted), 1e-7)
 
 
+def test_radii_that_do_not_fit_the_groups_are_refused():
+    for given, says in (
+        ({"radii": [0.1]}, r"one number for each of the 3 groups, not an array of shape \(1,\)"),
+        ({"radii": [0.1, -0.1, 0]}, "radii must be finite and ≥ 0"),
+        ({"bound": 1.0}, "a bound is of radii"),
+        ({"soft_groups": "hard"}, "soft_groups must be 'none' or 'predicted' or 'tuned'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            BilevelDRO(GROUPS, **given)
+    with pytest.raises(ValueError, match="radii must be finite"):
+        GroupDRO(optax.sgd(0.1), np.ones(GROUPS), radii=[0, 0, np.nan])
+
+
 def test_group_dro_with_radii_steps_down_its_worst_losses():
     """One step with q fixed: the differences of Σ_g q_g·L_g in the encoder and the head."""
     rng = np.random.default_rng(7)
     x = {"W": rng.normal(0, 0.4, (FEATURES, PIXELS)), "head": rng.normal(size=(CLASSES, FEATURES))}
-    method = GroupDRO(optax.sgd(0.1), np.ones(GROUPS), step_q=number(0.0), radii=number(RADII))
+    method = GroupDRO(optax.sgd(0.1), np.ones(GROUPS), step_q=number(0.0), radii=RADII)
     state = method.init(Model(Linear(weight=number(x["W"]), features=FEATURES), number(x["head"])))
     batch, (images, label, group, _) = drawn(0, False)
     after = step(method, state, batch)

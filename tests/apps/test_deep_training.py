@@ -377,6 +377,16 @@ def test_a_run_with_radii_and_soft_groups_is_stopped_and_resumed(unknown, tmp_pa
         train(dataclasses.replace(own, radius_bound=0.4), resume=True, show=False)
 
 
+def test_training_rows_without_a_group_are_drawn_as_they_come(unknown):
+    images = images_of(settings(unknown, Path()))
+    rows = Rows(images, METHODS["bilevel"], 7, 0)
+    drawn = rows.several(0, rows.epoch_batches)
+    assert sorted(drawn[:, :7].ravel()) == images.rows("train").tolist()
+    for batch in drawn[:, 7:]:
+        assert set(images.group[batch]) == {0, 1, 2, 3}
+        assert (images.split[batch] == 1).all()
+
+
 def test_what_needs_groups_says_so(data, unknown, tmp_path):
     count = sum(COUNTS["train"])
     for method in ("bilevel", "group-dro"):
@@ -389,7 +399,7 @@ def test_what_needs_groups_says_so(data, unknown, tmp_path):
         Run(soft, images_of(soft))
 
 
-def test_a_split_without_any_group_has_no_worst_one(capsys):
+def test_a_split_without_any_group_has_no_worst_one():
     found = accuracies(np.array([0.0, 0, 3]), np.array([0.0, 0, 2]), np.array([0, 0, 4]))
     assert found == {
         "average": 0.75, "worst": None, "groups": [None, None], "loss": 0.5, "worst_loss": None,

@@ -16,13 +16,34 @@ are given to v, and v does not shape them: no gradient goes through it to the en
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from bilevax.arguments import tracing
 from bilevax.deep.losses import cross_entropy, membership
 from bilevax.deep.networks import scores
+
+
+def as_radii(radii: Any) -> Array | None:
+    return None if radii is None else jnp.asarray(radii, jnp.float32)
+
+
+def check_radii(radii: Array | None, groups: int) -> None:
+    """Refuse what is not one finite number ≥ 0 for each group."""
+    if radii is None:
+        return
+    if radii.shape != (groups,):
+        raise ValueError(
+            f"radii must be one number for each of the {groups} groups, not an array of shape "
+            f"{radii.shape}"
+        )
+    if not tracing(radii) and not (np.isfinite(radii) & (np.asarray(radii) >= 0)).all():
+        raise ValueError(f"radii must be finite and ≥ 0, not {np.asarray(radii).tolist()}")
 
 
 def worst_losses(features: Array, head: Array, label: Array, radii: Array) -> Array:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from bilevax.deep.ambiguity import group_entropy, new_predictor, shares, worst_losses
+from bilevax.arguments import one_of
+from bilevax.deep.ambiguity import (
+    as_radii,
+    check_radii,
+    group_entropy,
+    new_predictor,
+    shares,
+    worst_losses,
+)
 from bilevax.deep.losses import cross_entropy, group_means, means, membership
 from bilevax.deep.methods import Batch, Method, encoded, stepped
 from bilevax.deep.networks import Model, Statistics, scores, split
@@ -98,12 +106,18 @@ class BilevelDRO(Method[BilevelState]):
     theta: Any = 0.1
     eta: Any = 1.0
     l2: Any = 0.1
-    radii: Any = None  # one a group
-    bound: Any = None
-    soft_groups: SoftGroups = eqx.field(static=True, default="none")
     iterations: int = eqx.field(static=True, default=1)
     optimizer: Any = None
     statistics: Statistics = eqx.field(static=True, default="batch")
+    radii: Any = eqx.field(converter=as_radii, default=None)
+    bound: Any = None
+    soft_groups: SoftGroups = eqx.field(static=True, default="none")
+
+    def __check_init__(self):
+        check_radii(self.radii, self.groups)
+        one_of(self.soft_groups, "soft_groups", *get_args(SoftGroups))
+        if self.bound is not None and self.radii is None:
+            raise ValueError("a bound is of radii; give the first ones, too")
 
     def init(self, model: Model) -> BilevelState:
         even = jnp.full(self.groups, 1 / self.groups, jnp.float32)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from bilevax.deep.ambiguity import worst_losses
+from bilevax.deep.ambiguity import as_radii, check_radii, worst_losses
 from bilevax.deep.losses import cross_entropy, group_means
 from bilevax.deep.networks import Encoder, Model, Statistics, scores, split
 from bilevax.trees import Tree
@@ -190,9 +190,12 @@ class GroupDRO(Weighted):
     eta: Any = 0.0
     adjustment: Any = 0.0
     step_q: Any = 0.01
-    radii: Any = None
     l2: Any = 0.0
     statistics: Statistics = eqx.field(static=True, default="batch")
+    radii: Any = eqx.field(converter=as_radii, default=None)
+
+    def __check_init__(self):
+        check_radii(self.radii, self.groups)
 
     @property
     def groups(self) -> int:
