@@ -169,7 +169,9 @@ def run(args: Budget, settings: Settings, rows: str, picking: bool) -> dict[str,
             shares = [float(right[images.group[at] == g].mean()) for g in range(4)]
             found["groups_right"] = {"average": float(right.mean()), "groups": shares}
     seen = {k: np.asarray(v).tolist() for k, v in method.seen(state).items()}
-    return plain({**found, "seen": seen, "diverged": not math.isfinite(seen["loss"])})
+    return plain(
+        {**found, "seen": seen, "diverged": None if math.isfinite(seen["loss"]) else args.steps}
+    )
 
 
 class Runs:
@@ -241,7 +243,7 @@ def picked(runs: Runs, name: str, of: dict[str, dict[str, Any]], shift: Shift) -
         own = {**given, **dict(zip(grids, values))}
         found = runs.deep(name, PICKING, own)
         aside = found["aside"]
-        tried.append(((found["diverged"], -aside["worst"], -aside["average"]), own))
+        tried.append(((bool(found["diverged"]), -aside["worst"], -aside["average"]), own))
     return min(tried, key=lambda pair: pair[0])[1]
 
 

@@ -25,7 +25,8 @@ def of_shift(record: dict[str, Any], shift: str) -> dict[str, list[dict[str, Any
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in METHOD}
     for run in record["runs"]:
         if run["shift"] == shift and run["seed"] != PICKING:
-            found.setdefault(run["name"], []).append(run)
+            diverged = run.get("diverged") or None  # of finished runs false, or null
+            found.setdefault(run["name"], []).append({**run, "diverged": diverged})
     return {name: runs for name, runs in found.items() if runs}
 
 
