@@ -8,10 +8,11 @@ entry as the norm; here it is Euclid's). For a linear head w with scores s_k = w
 
 with equality for two classes. The right-hand side is convex in w and increases with r.
 
-Soft groups. Of a row whose group is not known, the share of group g is m_g = softmax(v·(z, e_y))_g,
-with e_y the label as a unit vector; of another row m is the unit vector of its group. L_g is
-Σ_i m_ig·ℓ_ig / Σ_i m_ig over the rows i of a batch; a sum of shares below 1 counts as 1. Features
-are given to v, and v does not shape them: no gradient goes through it to the encoder.
+Soft groups (after Ghosal and Li, AAAI 2023). Of a row whose group is not known, the share of group
+g is m_g = softmax(v·(z, e_y))_g, with e_y the label as a unit vector; of another row m is the unit
+vector of its group. L_g is Σ_i m_ig·ℓ_ig / Σ_i m_ig over the rows i of a batch; a sum of shares
+below 1 counts as 1. Features are given to v, and v does not shape them: no gradient goes through it
+to the encoder.
 """
 
 from __future__ import annotations
