@@ -17,8 +17,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from bilevax.learn import (
     GroupDROClassifier,
+    HierarchicalDROClassifier,
+    SoftGroupDROClassifier,
     TailRiskClassifier,
     TunedGroupDROClassifier,
+    TunedHierarchicalDROClassifier,
     TunedTailRiskClassifier,
 )
 from bilevax.learn._split import held_out, row_hashes
@@ -29,6 +32,9 @@ ALL = [
     TailRiskClassifier(),
     TunedGroupDROClassifier(random_state=0),
     TunedTailRiskClassifier(random_state=0),
+    HierarchicalDROClassifier(),
+    TunedHierarchicalDROClassifier(random_state=0),
+    SoftGroupDROClassifier(random_state=0),
 ]
 names = lambda e: type(e).__name__
 

@@ -28,12 +28,15 @@ def test_the_demo_writes_a_model_results_and_a_report(demo):
     assert sorted(p.name for p in demo.iterdir()) == ["model.skops", "report.html", "results.json"]
     results = json.loads((demo / "results.json").read_text())
     methods = {m["key"]: m for m in results["methods"]}
-    assert list(methods) == ["erm", "reweighted", "dro", "grid", "tuned"]
+    assert list(methods) == ["erm", "reweighted", "dro", "grid", "tuned", "hierarchical"]
     assert results["certified"]
     assert results["certificate"]["epsilon"] <= results["tolerance"] == 1e-3
     tuned, grid = methods["tuned"], methods["grid"]
     assert tuned["worst_validation_loss"] <= grid["worst_validation_loss"] + 1e-5
     assert tuned["worst"]["value"] > methods["erm"]["worst"]["value"]
+    moved = methods["hierarchical"]
+    assert list(moved["radii"]) == [group["name"] for group in results["groups"]]
+    assert moved["worst_validation_loss"] <= tuned["worst_validation_loss"] + 1e-3
     for method in results["methods"]:
         for part in (method["average"], method["worst"], *method["groups"]):
             assert 0 <= part["low"] <= part["value"] <= part["high"] <= 1

@@ -38,8 +38,8 @@ def robust(
     """Train classifiers whose worst group does well, and compare them on test data.
 
     Plain and reweighted logistic regression, group DRO with its default η, with η and l2 by grid
-    search, and with both tuned in one bilevel solve. Writes the tuned model, results.json and
-    report.html.
+    search, with both tuned in one bilevel solve, and with how far the rows of each group may move
+    tuned, too. Writes the tuned model, results.json and report.html.
 
     Args:
         data: a CSV or Parquet file with one row per case.

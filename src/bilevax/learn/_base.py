@@ -172,9 +172,13 @@ class PricedClassifier(RobustClassifier):
         non_negative(self.l2, "l2")  # pyright: ignore[reportAttributeAccessIssue]
         whole(self.max_iter, "max_iter", 1)
 
-    def _solve(self, rows: Rows, risk: Risk, eta: float, l2: float) -> Lower:
+    def _lower(self, rows: Rows, risk: Risk, w: np.ndarray) -> Lower:
+        """The lower level at w."""
+        return Lower(rows, risk, self.eta, self.l2, w)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _solve(self, rows: Rows, risk: Risk) -> Lower:
         """Find the saddle point and keep it."""
-        found = fit_lower(rows, risk, eta, l2, self.tol, self.max_iter, self.solver)
+        found = fit_lower(self._lower, rows, risk, self.tol, self.max_iter, self.solver)
         lower, self.gap_, self.n_iter_, self.solver_ = found
         self._keep(rows, lower.w)
         return lower

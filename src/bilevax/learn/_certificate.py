@@ -3,7 +3,7 @@
 For the lower level alone, the saddle gap. For the tuned model, ε-KKT of the bilevel problem
 (`def:epsilon_KKT`), with the witnesses
 
-    z1, y2  the lower level's saddle point at x1 = (log η, log λ),
+    z1, y2  the lower level's saddle point at x1 = (log η, log λ, …),
     y1      the minimiser of ⟨x2, V(y1)⟩ + ρ·F(y1), and z2 the adversary's answer to it,
 
 so that ρ·(∂f~(x1, y1, z2) − ∂f~(x1, z1, y2))/∂x1 is the gradient of the upper level in x1 up to
@@ -33,14 +33,15 @@ def saddle_gap(at: Lower) -> float:
 
     f~(·, q) is λ-strongly convex in the coefficients, so it falls from w by at most ‖∇‖²/(2λ); in
     the intercepts it is convex, and falls by at most |∂|·(distance to the end of their range).
-    Where λ = 0 it falls by at most ‖∇‖·`radius`, within that radius of w.
+    Where λ = 0 it falls by at most ‖∇‖·`radius`, within that radius of w. Where f~ is not smooth
+    this is said of a smooth function below it, and the difference at w is added.
     """
-    gradient, slack = at.gradient, _noise(at)
+    (apart, gradient), slack = at.minorant(), _noise(at)
     if at.l2 == 0:
         steep = float(np.linalg.norm(gradient)) + slack
-        return float(steep * radius(at) + ROUNDING * abs(at.value))
+        return float(steep * radius(at) + apart + ROUNDING * abs(at.value))
     penalised = np.linalg.norm(at.rows.penalised * gradient) + slack
-    gap = penalised**2 / (2 * at.l2)
+    gap = penalised**2 / (2 * at.l2) + apart
     if at.rows.intercept:
         distance = INTERCEPT_BOUND + np.abs(at.w[:, -1])
         if distance.max() > 2 * INTERCEPT_BOUND:  # outside the range that the bound is for
@@ -99,19 +100,15 @@ def _judge(
         kept,
         done,
     )
-    eta, l2 = np.exp(x)
-    adversary = levels.risk.adversary
+    adversary, own = z.risk.adversary, levels.own(x)
     y2, z2 = z.weighing.weights, y.lower.weighing.weights
-    price = lambda q: float(((q - adversary.even) ** 2 / adversary.price).sum())
-    size = lambda w: float(((levels.train.penalised * w) ** 2).sum())
-    # ∂f~/∂ log η = −(η/2)·price(q) and ∂f~/∂ log λ = (λ/2)·‖w‖².
-    of_prices = np.array([-eta * (price(z2) - price(y2)), l2 * (size(y.w) - size(z.w))]) / 2
-    of_x1 = levels.normal(x, rho * of_prices)
+    (rise, rise_size), (fall, fall_size) = y.lower.of_prices(z2), z.of_prices(y2)
+    of_x1 = levels.normal(x, own.slope + rho * (rise - fall))
     gain = lambda at: (
-        at.item_losses - eta * (at.weighing.weights - adversary.even) / adversary.price
+        at.item_losses - z.eta * (at.weighing.weights - adversary.even) / adversary.price
     )
     slack_z, slack_y = _noise(z), _noise(y.lower)
-    slack_prices = ROUNDING * (eta * (price(z2) + price(y2)) + l2 * (size(y.w) + size(z.w)))
+    slack_prices = 2 * ROUNDING * float(np.sum(rise_size + fall_size + own.size / rho))
     stationarity = np.sqrt(
         np.sum(of_x1**2)
         + rho**2 * np.sum(y.gradient**2)
@@ -120,9 +117,12 @@ def _judge(
     upper = levels.held_risk.of_items(y.upper.losses.value)
     below = y.lower.value - z.value
     gap = max(below, 0.0) + saddle_gap(z) + ROUNDING * (abs(y.lower.value) + abs(z.value))
+    stationarity += rho * (slack_y + slack_prices) + _noise(y.upper)
+    if z.collapsed or y.lower.collapsed:  # f~ has no gradient there, and ε-KKT is not defined
+        stationarity = np.inf
     certificate = KKTCertificate(
-        objective=float(upper @ x2),
-        stationarity=float(stationarity + rho * (slack_y + slack_prices) + _noise(y.upper)),
+        objective=float(upper @ x2) + own.value,
+        stationarity=float(stationarity),
         response_x2=levels.held_risk.adversary.distance(x2, upper),
         response_z1=float(rho * (np.linalg.norm(z.gradient) + slack_z)),
         response_z2=float(rho * adversary.distance(z2, gain(y.lower))),

@@ -31,15 +31,23 @@ MANY_TIMES = 4
 
 
 def fit_lower(
-    rows: Rows, risk: Risk, eta: float, l2: float, tolerance: float, most: int, solver: str
+    lower: Callable[[Rows, Risk, np.ndarray], Lower],
+    rows: Rows,
+    risk: Risk,
+    tolerance: float,
+    most: int,
+    solver: str,
 ) -> tuple[Lower, float, int, str]:
-    """The lower level's saddle point, a bound on its gap, the Newton steps, and the solver."""
+    """The lower level's saddle point, a bound on its gap, the Newton steps, and the solver.
+
+    `lower` is the lower level of some rows and their risk, at given parameters.
+    """
     solver = chosen(solver, rows)
     kept = Preconditioner()
 
     def newton(rows: Rows, risk: Risk, start: np.ndarray) -> Lower:
         return minimise(
-            lambda w: Lower(rows, risk, eta, l2, w),
+            lambda w: lower(rows, risk, w),
             start,
             kept,
             lambda at: saddle_gap(at) <= tolerance,
@@ -58,6 +66,7 @@ def fit_lower(
             ConvergenceWarning,
         )
     warn_of_separation(at)
+    warn_of_collapse(at)
     return at, gap, kept.steps, solver
 
 
@@ -69,6 +78,12 @@ def warn_of_separation(at: Lower) -> None:
             "towards 0 without end as coef_ grows, and no model is the solution; give l2 > 0",
             ConvergenceWarning,
         )
+
+
+def warn_of_collapse(at: Lower) -> None:
+    """Name a solution at which the lower level is not smooth."""
+    if at.collapsed:
+        warn(at.collapsed, ConvergenceWarning)
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,7 @@ class TunedFit:
 def fit_levels(
     levels: Levels, tolerance: float, solver: str, report: Callable[[int, Step], None]
 ) -> TunedFit:
-    """Tune (η, λ), and certify the answer."""
+    """Tune x = (η, λ, …), and certify the answer."""
     solver = chosen(solver, levels.train)
     adversary = levels.held_risk.adversary
     # μ changes what x2 gains by μ·(x2 − b)/c, and so the certificate by as much at the most.
@@ -94,12 +109,12 @@ def fit_levels(
     if solver == "newton":
         tuned = tuner.run()
     else:
-        train, held = sampled(levels.train, levels.risk), sampled(levels.held, levels.held_risk)
-        few = Levels(*train, *held, levels.low, levels.high)
+        few = levels.fewer(lambda rows, risk: sampled(rows, risk))
         rough = dataclasses.replace(tuner, levels=few).run()
         tuned = tuner.go_on(rough.x, rough.lower.w)
     judged = judge(levels, tuned, tuner.kept, tolerance)
     warn_of_separation(tuned.lower)
+    warn_of_collapse(tuned.lower)
     tuner.warn_of_runaway(tuned)
     if not judged.certificate.certified(tolerance):
         warn(

@@ -107,6 +107,32 @@ class Lower:
         of_eta = self.rows.gather(changed[:, None] * self.losses.slope)
         return np.stack([of_eta, self.l2 * (self.rows.penalised * self.w)])
 
+    def of_prices(self, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """∂f~/∂x1 at (w, q), x1 = (log η, log λ, …), and the sizes of the terms that it adds up."""
+        far = ((q - self.risk.adversary.even) ** 2 / self.risk.adversary.price).sum()
+        size = np.sum((self.rows.penalised * self.w) ** 2)
+        slope = np.array([-self.eta * far, self.l2 * size]) / 2
+        return slope, np.abs(slope)
+
+    def with_step(self, d: np.ndarray) -> np.ndarray:
+        """How ∇F changes with a step d of x1."""
+        return np.tensordot(d, self.with_prices(), 1)
+
+    def along_prices(self, u: np.ndarray) -> np.ndarray:
+        """The derivative of ⟨u, ∇F⟩ with respect to x1."""
+        return np.tensordot(self.with_prices(), u, u.ndim)
+
+    def minorant(self) -> tuple[float, np.ndarray]:
+        """A smooth function below f~(·, q), q the adversary's answer to w: how far below at w, and
+        its gradient. Here that is f~(·, q) itself.
+        """
+        return 0.0, self.gradient
+
+    @property
+    def collapsed(self) -> str:
+        """Where F is not smooth at w: what makes it so, in words. Empty where it is smooth."""
+        return ""
+
     def diagonal(self) -> np.ndarray:
         """The diagonal of ∇²F, as if the adversary's weights did not move."""
         x, share = self.rows.x, self.losses.share
@@ -117,18 +143,18 @@ class Lower:
     def hessian(self, dtype: Any = np.float64) -> np.ndarray:
         """∇²F as a matrix, with the parameters of one score after those of another."""
         scores, width = self.rows.shape
-        slope, movable, group = self.losses.slope, self.weighing.movable, self.risk.group
+        slope, movable, rowwise = self.losses.slope, self.weighing.movable, self.risk.rowwise
         blocks = np.zeros((scores, scores, width, width), dtype)
         # ∂q/∂ℓ = (diag(m) − m·mᵀ/Σm)/η: of groups between their mean slopes, few; of rows the
         # diagonal joins the curvature of each, and m·mᵀ is between their one weighted sum.
-        mean = np.zeros((1 if group is None else self.risk.items, scores, width))
+        mean = np.zeros((1 if rowwise else self.risk.items, scores, width))
         for part, x in self.rows.chunks():
-            spread = movable[None, part] if group is None else self.risk.spread(part)
+            spread = movable[None, part] if rowwise else self.risk.spread(part)
             for k in range(scores):
                 mean[:, k] += (spread * slope[part, k]) @ x
                 for j in range(k + 1):
                     weight = self.row_weights[part] * self.losses.curvature(k, j)[part]
-                    if group is None:
+                    if rowwise:
                         weight = weight + movable[part] * slope[part, k] * slope[part, j] / self.eta
                     if k == j:  # a product of one matrix with itself takes half the time
                         half = (np.sqrt(weight)[:, None] * x).astype(dtype, copy=False)
@@ -140,13 +166,17 @@ class Lower:
                 blocks[j, k] = blocks[k, j].T
         size = scores * width
         whole = blocks.transpose(0, 2, 1, 3).reshape(size, size)
+        return self._completed(whole, mean.reshape(len(mean), size))
+
+    def _completed(self, whole: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """With the ridge and Jᵀ(∂q/∂ℓ)J added, from the mean slopes of the items weighed."""
+        movable, rowwise = self.weighing.movable, self.risk.rowwise
         if total := movable.sum():
-            mean = mean.reshape(len(mean), size)
-            ones = np.ones(1) if group is None else movable
-            own = 0.0 if group is None else np.diag(movable)
+            ones = np.ones(1) if rowwise else movable
+            own = 0.0 if rowwise else np.diag(movable)
             pull = mean.T @ ((own - np.outer(ones, ones) / total) / self.eta) @ mean
-            whole += pull.astype(dtype, copy=False)
-        whole.flat[:: size + 1] += self.l2 * self.rows.penalised.ravel()
+            whole += pull.astype(whole.dtype, copy=False)
+        whole.flat[:: len(whole) + 1] += self.l2 * self.rows.penalised.ravel()
         return whole
 
 

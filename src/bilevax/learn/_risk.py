@@ -32,10 +32,13 @@ class Weighing:
     eta: float
 
     def change(self, losses: np.ndarray) -> np.ndarray:
-        """How q changes with a change of the losses. It changes with log η by −change(losses)."""
+        """How q changes with a change of the losses, or with each of several in columns.
+
+        It changes with log η by −change(losses).
+        """
         total = self.movable.sum()
         mean = self.movable @ losses / total if total else 0.0
-        return self.movable * (losses - mean) / self.eta
+        return (self.movable * (losses - mean).T / self.eta).T
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,11 @@ class Risk:
     share: np.ndarray  # the weight of each row within its group, or within all rows
     group: np.ndarray | None = None
     worst: float = 0.0  # of a tail: the share of the rows that counts
+
+    @property
+    def rowwise(self) -> bool:
+        """Whether the adversary weighs single rows, not groups."""
+        return self.group is None
 
     @property
     def items(self) -> int:

@@ -101,7 +101,10 @@ class Rows:
         return np.concatenate([inner, rows.sum(axis=0)[:, None]], axis=1)
 
     def losses(self, w: np.ndarray) -> Losses:
-        s = self.score(w)
+        return self.losses_of(self.score(w))
+
+    def losses_of(self, s: np.ndarray) -> Losses:
+        """The losses at scores s, which are overwritten."""
         if self.scores == 1:
             sign = (2 * self.label - 1)[:, None]
             margin = sign * s

@@ -79,13 +79,17 @@ class TunedClassifier(RobustClassifier):
 
     def _split(self, sample: Sample) -> tuple[Sample, Sample]:
         """Rows to train on, and rows to validate on."""
+        trains, validates = self._parts(sample)
+        return sample.taken(trains), sample.taken(validates)
+
+    def _parts(self, sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+        """Which rows train, and which validate."""
         fraction = self.validation_fraction
         if not 0 < fraction < 1:
             raise ValueError(f"validation_fraction must be between 0 and 1, not {fraction!r}")
         seed = int(check_random_state(self.random_state).randint(2**31))
         rows = sample.rows
-        parts = held_out(rows.x, rows.label, sample.group, sample.weight, fraction, seed)
-        return sample.taken(parts[0]), sample.taken(parts[1])
+        return held_out(rows.x, rows.label, sample.group, sample.weight, fraction, seed)
 
     def _log_bounds(self, name: str) -> np.ndarray:
         bounds = getattr(self, name)
@@ -114,7 +118,10 @@ class TunedClassifier(RobustClassifier):
         """
         unfitted: Any = clone(self)  # so that self stays as it is
         levels, _ = unfitted._levels(X, y, groups, **named)
-        return bilevel_problem(levels), start_point(levels)
+        return self._problem(levels), start_point(levels)
+
+    def _problem(self, levels: Levels) -> BilevelProblem:
+        return bilevel_problem(levels)
 
     def _tune(self, levels: Levels) -> TunedFit:
         """Solve the bilevel problem and keep its answer."""
@@ -127,7 +134,7 @@ class TunedClassifier(RobustClassifier):
 
             fit = fit_levels(levels, float(self.tol), self.solver, report)
         self._keep(levels.train, fit.judged.y1)
-        self.eta_, self.l2_ = (float(v) for v in np.exp(fit.tuned.x))
+        self.eta_, self.l2_ = (float(v) for v in np.exp(fit.tuned.x[:2]))
         self.certificate_ = fit.judged.certificate
         self.converged_ = bool(self.certificate_.certified(float(self.tol)))
         self.history_, self.n_iter_ = fit.history, len(fit.history)

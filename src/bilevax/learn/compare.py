@@ -14,6 +14,7 @@ from sklearn.pipeline import Pipeline
 
 from bilevax import __version__
 from bilevax.learn.group import GroupDROClassifier, TunedGroupDROClassifier
+from bilevax.learn.hierarchical import TunedHierarchicalDROClassifier
 from bilevax.learn.table import PARTS, Table, encoder
 from bilevax.progress import Progress
 
@@ -62,10 +63,10 @@ def compare(
 ) -> tuple[dict[str, Any], Pipeline]:
     """All results, as results.json has them, and the tuned model with its encoder."""
     data = Encoded(table)
-    count = 4 + len(ETAS) * len(L2S)
+    count = 5 + len(ETAS) * len(L2S)
     with Progress(progress, total=count + len(CURVE), unit="fits", label=table.name) as bar:
         fits = list(_fits(data, tolerance, bar))
-        model, tuned = fits[-1]
+        model, tuned = next(pair for pair in fits if pair[1]["key"] == "tuned")
         curve = []
         for eta in CURVE:
             curve.append(data.worst_loss(data.fit(GroupDROClassifier(eta, tuned["l2"]))))
@@ -154,6 +155,12 @@ def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[tuple[Any,
     held = {name: of["validation"] for name, of in names.items()}
     timed("tuned", lambda: tuned.fit(X, y, groups, **held))
     yield tuned, record("tuned", "DRO, tuned", tuned.eta_, tuned.l2_)
+
+    moved = TunedHierarchicalDROClassifier(tol=tolerance)
+    timed("tuned, with moves", lambda: moved.fit(X, y, groups, **held))
+    radii = {str(name): float(r) for name, r in zip(moved.groups_, moved.radii_)}
+    of_moves = {"radii": radii, "certified": moved.converged_}
+    yield moved, record("hierarchical", "DRO, moved rows", moved.eta_, moved.l2_) | of_moves
 
 
 def _accuracies(model: Any, data: Encoded, bootstrap: int, seed: int) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class GroupDROClassifier(PricedClassifier):
         sample, self.groups_ = self._read(X, y, groups, sample_weight)
         check_groups(self.groups_, sample, "training")
         risk = group_risk(sample.group, len(self.groups_), sample.weight)
-        lower = self._solve(sample.rows, risk, self.eta, self.l2)
+        lower = self._solve(sample.rows, risk)
         self.group_weights_ = lower.weighing.weights
         self.group_losses_ = lower.item_losses
         return self

@@ -13,6 +13,9 @@ TRUSTED = (
     "bilevax.learn._tuning.Step",
     "bilevax.learn.group.GroupDROClassifier",
     "bilevax.learn.group.TunedGroupDROClassifier",
+    "bilevax.learn.hierarchical.HierarchicalDROClassifier",
+    "bilevax.learn.hierarchical.TunedHierarchicalDROClassifier",
+    "bilevax.learn.soft.SoftGroupDROClassifier",
     "bilevax.learn.tail.TailRiskClassifier",
     "bilevax.learn.tail.TunedTailRiskClassifier",
     "numpy.dtype",  # of what scikit-learn's imputer fills in

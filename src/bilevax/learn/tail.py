@@ -48,7 +48,7 @@ class TailRiskClassifier(PricedClassifier):
         _check_share(self.share, "share", zero=True)
         sample = self._read(X, y, None, sample_weight)[0].weighing()
         risk = tail_risk(self.share, sample.weight)
-        lower = self._solve(sample.rows, risk, self.eta, self.l2)
+        lower = self._solve(sample.rows, risk)
         self.risk_ = float(lower.row_weights @ lower.losses.value)
         return self
 
