@@ -51,7 +51,7 @@ VALIDATION_ROWS = "group DRO on validation rows"
 SIZES = (6_000, 3_000, 20_000)
 CHANNELS = (3, 16, 32, 64)
 JUDGED = 1000  # images at a time
-SHIFTS: tuple[Shift, ...] = ("held-out", "test", "none")
+SHIFTS: tuple[Shift, ...] = ("held-out", "test")
 RATES, RADII, BOUND = (0.01, 0.03, 0.1), (0.01, 0.03, 0.1), 1.0
 #: The methods: what is picked from a grid is a tuple. One that is like another one begins with what
 #: was picked for that, and only the rest is picked. `rows` says which training rows it has.
