@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax.deep import Images, Model, Settings, colour_mnist
-from bilevax.deep.ambiguity import group_scores
+from bilevax.deep.ambiguity import distances, group_scores
 from bilevax.deep.colour_mnist import Shift
 from bilevax.deep.devices import Devices
 from bilevax.deep.feed import Feed, Rows, View
@@ -161,6 +161,9 @@ def run(args: Budget, settings: Settings, rows: str, picking: bool) -> dict[str,
     if not picking:
         found |= {split: judge(model, images, split)[0] for split in ("validation", "test")}
         found["train"], features = judge(model, images, "train")
+        if getattr(state, "radii", None) is not None:
+            own = {"y1": state.y1, "z1": state.y.z1}
+            found["apart"] = {name: float(distances(head)[0, 1]) for name, head in own.items()}
         if getattr(state, "predictor", None) is not None:
             at = images.rows("train")
             seen = jnp.asarray(features), jnp.asarray(images.label[at])
