@@ -95,8 +95,8 @@ def colour_mnist() -> str:
     header = ["method", "average, %", "worst group, %", "of each seed"]
     header += [f"less “{BEST_SIMPLE}” (95 %)", "turned group", "rate, radius", "published worst"]
     words = {
-        "held-out": "The rare group is turned in validation and test images. All turned images have "
-        "one label, and what trains on validation rows learns that: hence accuracies beyond 75 %",
+        "held-out": "The rare group is turned in validation and test images. All of these have one "
+        "label, and what trains on validation rows learns that: hence accuracies beyond 75 %",
         "test": "It is turned in test images only, as in the published code",
     }
     parts = [
