@@ -86,6 +86,7 @@ class Data:
     """Images of one seed and correlation on the device, and the rows of minibatches by size."""
 
     def __init__(self, args: argparse.Namespace, settings: Settings):
+        assert settings.correlation is not None
         self.images: Images = dominoes(args.data, settings.correlation, seed=settings.seed)
         self.budget, self.seed = args.steps * args.images, settings.seed
         self.precision: Any = precision_of(settings)

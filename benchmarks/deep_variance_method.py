@@ -149,7 +149,7 @@ class Quiet(Method[VarianceState]):
         of_y = _mean(sum_y, number, c, state.of_y)
         y = self._ascended(state, of_y, pace)
 
-        slopes, loss = jax.grad(self.base.value, has_aux=True)(at, y, batch)
+        slopes, (loss, _) = jax.grad(self.base.value, has_aux=True)(at, y, batch)
         own_x = dataclasses.replace(slopes, x1=pull_back(slopes.x1))
         squares = got.squares + _square((own_x.x1, own_x.y1))
         if earlier is not None:

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from colour_tables import colour_mnist
 from deep_tables import deep_ablation, deep_cost, deep_dominoes
 from deep_variance_tables import deep_variance
 from hierarchical_tables import hierarchical
@@ -782,6 +783,7 @@ within one run do. Every number below is read from `results/` by `tables.py`.
     )
     others += measured(robust, robust_large, hierarchical, meta)
     others += measured(deep_dominoes, deep_ablation, deep_variance, deep_cost)
+    others += measured(colour_mnist)
     parts = [linear(), linear_tight(), *others, suite(), together(), optfom_overhead(), library()]
     (HERE / "README.md").write_text("\n".join([intro, *parts]))
 

@@ -22,8 +22,10 @@ from bilevax.deep.augmentation import (  # noqa: E402
     prepare,
     resampled,
 )
-from bilevax.deep.dominoes import dominoes, read_idx  # noqa: E402
+from bilevax.deep.colour_mnist import SHIFTED, colour_mnist  # noqa: E402
+from bilevax.deep.dominoes import dominoes  # noqa: E402
 from bilevax.deep.feed import Batches  # noqa: E402
+from bilevax.deep.idx import read_idx  # noqa: E402
 from bilevax.deep.pixels import ImageError, Images, decode, load, stream  # noqa: E402
 from bilevax.deep.tables import celeba, manifest, open_table, waterbirds  # noqa: E402
 
@@ -178,6 +180,19 @@ def put(row, column, value):
     return lambda rows: rows[row].__setitem__(column, value)
 
 
+def unknown(*numbers):
+    return lambda rows: [rows[i].__setitem__(2, "-1") for i in numbers]
+
+
+def test_training_rows_may_have_no_group(tmp_path):
+    """Of one group in training, or of any."""
+    table = manifest(manifest_file(tmp_path, change=unknown(0, 2)))
+    assert table.groups == ("9", "10")
+    assert table.group[:4].tolist() == [-1, 1, -1, 1]
+    assert table.counts.tolist() == [[0, 2], [2, 2], [2, 2]]
+    assert table.unknown == 2
+
+
 def all_labels_alike(rows):
     for row in rows:
         row[1] = "cat"
@@ -194,6 +209,7 @@ BAD = [
     (put(1, 0, "im/0.png"), r"rows 2 \(train\) and 3 \(train\) both name im/0.png"),
     (put(11, 0, "im//0.png"), r"rows 2 \(train\) and 13 \(test\) both name im/0.png"),
     (all_labels_alike, "the label is 'cat' in every row"),
+    (unknown(5), "row 7: the group is -1, .* only training rows .*, and this row is in validation"),
     (put(1, 2, "11"), "'11' has no image in validation; '11' has no image in test"),
     (lambda rows: rows.clear(), "own.csv: it has a header but no rows"),
 ]
@@ -486,6 +502,80 @@ def test_bad_dominoes_are_refused(tmp_path):
     write_idx(tmp_path / "mnist" / "t10k-labels-idx1-ubyte", np.zeros(3))
     with pytest.raises(ValueError, match="mnist: t10k has 3 labels and pictures of shape"):
         dominoes(tmp_path)
+
+
+# Coloured digits
+
+
+def coloured_folder(folder, count=200):
+    """As many of each digit."""
+    digits = np.arange(count) % 10
+    write_idx(folder / "train-images-idx3-ubyte", pictures(digits, 0))
+    write_idx(folder / "train-labels-idx1-ubyte", digits)
+    return folder
+
+
+def test_coloured_digits_are_exact_and_use_no_picture_twice(tmp_path):
+    given = {"sizes": (100, 40, 60), "seed": 3}
+    images = colour_mnist(coloured_folder(tmp_path), 0.8, **given)
+    assert images.groups[SHIFTED] == "digit 5 to 9 in red"
+    assert images.pixels.shape == (200, 28, 28, 3)
+    turned = (images.group == SHIFTED) & (images.split > 0)
+    upright = images.pixels.copy()
+    upright[turned] = np.rot90(upright[turned], k=-1, axes=(1, 2))  # back, clockwise
+    inks = upright[:, 0, :3].astype(int)  # number, number, digit
+    np.testing.assert_array_equal(inks[:, :, 2], 0)  # no blue
+    colour = images.group % 2
+    np.testing.assert_array_equal(inks[np.arange(200), :, 1 - colour], 0)
+    high, low, digit = inks.max(axis=2).T
+    number = 256 * high + low
+    assert sorted(number) == list(range(200))
+    np.testing.assert_array_equal(digit, number % 10)
+    np.testing.assert_array_equal(images.group // 2, images.label)
+    for s, agree in enumerate((0.8, 0.5, 0.1)):
+        here = images.split == s
+        for large in (False, True):
+            rows = here & ((digit >= 5) == large)
+            assert (images.label[rows] != large).sum() == round(0.25 * rows.sum())
+            rows = here & (images.label == large)
+            assert (colour[rows] == images.label[rows]).sum() == round(agree * rows.sum())
+    # Of the wrong labels of each class some are in either colour.
+    wrong = (images.split == 0) & (images.label != (digit >= 5))
+    assert set(images.group[wrong]) == {0, 1, 2, 3}
+    plain = colour_mnist(tmp_path, 0.8, shift="none", **given)
+    np.testing.assert_array_equal(plain.pixels, upright)
+    late = colour_mnist(tmp_path, 0.8, shift="test", **given)
+    held = images.split == 1
+    np.testing.assert_array_equal(late.pixels[held], upright[held])
+    np.testing.assert_array_equal(late.pixels[~held], images.pixels[~held])
+    other = colour_mnist(tmp_path, 0.8, sizes=(100, 40, 60), seed=4)
+    assert not np.array_equal(other.pixels, images.pixels)
+
+
+@pytest.mark.skipif(not (SHARED / "mnist").exists(), reason="needs MNIST")
+def test_coloured_digits_of_the_published_pictures():
+    images = colour_mnist(SHARED / "mnist")
+    assert images.counts.sum(axis=1).tolist() == [30_000, 10_000, 20_000]
+    shares = images.counts[:, [0, 3]].sum(axis=1) / images.counts.sum(axis=1)
+    np.testing.assert_allclose(shares, [0.8, 0.5, 0.1], atol=1e-4)
+
+
+def test_bad_coloured_digits_are_refused(tmp_path):
+    coloured_folder(tmp_path)
+    for given, says in (
+        ({"correlation": -0.1}, "correlation must be a share between 0 and 1"),
+        ({"label_noise": 2}, "label_noise must be a share between 0 and 1, not 2"),
+        ({"correlation": 1.0}, "group 'digit 0 to 4 in green' is in train.*farther from 0 and 1"),
+        ({"shift": "train"}, "shift must be 'held-out' or 'test' or 'none', not 'train'"),
+        ({"sizes": (100, 0, 60)}, "the size of validation must be a whole number ≥ 1, not 0"),
+        ({"sizes": (100, 60, 60)}, "sizes ask for 220 images, but .* has 200"),
+        ({"sizes": (100, 60)}, "sizes must be three numbers"),
+        ({"seed": -1}, "seed must be a whole number ≥ 0"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            colour_mnist(tmp_path, **{"sizes": (100, 40, 60), **given})
+    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte\.gz"):
+        colour_mnist(tmp_path / "absent")
 
 
 def test_bad_idx_files_are_named(tmp_path):

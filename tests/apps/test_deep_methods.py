@@ -12,7 +12,8 @@ from jaxtyping import Array
 
 import deep_transcription as reference
 from bilevax.deep.bilevel import BilevelDRO
-from bilevax.deep.methods import ERM, Batch, GroupDRO, cross_entropy, encoded, group_means
+from bilevax.deep.losses import cross_entropy, group_means
+from bilevax.deep.methods import ERM, Batch, GroupDRO, encoded
 from bilevax.deep.networks import CNN, Encoder, Model, Statistics
 
 GROUPS, CLASSES, SIDE, FEATURES = 3, 4, 2, 5
@@ -21,6 +22,7 @@ SGD = optax.sgd(0.1, momentum=0.9)
 SLOW = optax.sgd(0.03, momentum=0.9)
 PLAIN = optax.sgd(0.2)
 STILL = optax.sgd(0.0)
+RADII = jnp.full(GROUPS, 0.1, jnp.float32)
 
 
 @eqx.filter_jit
@@ -403,7 +405,10 @@ def every_method(**more):
     return {
         "erm": ERM(SGD, GROUPS, **more),
         "group DRO": GroupDRO(SGD, jnp.ones(GROUPS, jnp.float32), **more),
+        "group DRO, radii": GroupDRO(SGD, np.ones(GROUPS), radii=RADII, **more),
         "bilevel": BilevelDRO(GROUPS, **more),
+        "bilevel, radii": BilevelDRO(GROUPS, radii=RADII, bound=1.0, **more),
+        "bilevel, soft groups": BilevelDRO(GROUPS, radii=RADII, soft_groups="tuned", **more),
         "bilevel, T = 3": BilevelDRO(GROUPS, iterations=3, optimizer=SGD, **more),
     }
 

@@ -174,6 +174,62 @@ def test_group_dro_lines_are_those_of_numpy(C):
     assert "The head is ε-stationary with ε ≤" in sentence(found)
 
 
+class Bounded:
+    """`reference.Rows` of two classes with radii: ℓ at logits that are moved r·‖w₁ − w₀‖ apart."""
+
+    def __init__(self, head, radii):
+        rows = IMAGES.rows("train")
+        label, group, z = IMAGES.label[rows], IMAGES.group[rows], ROWS["train"].astype(float)
+        away = head[1] - head[0]
+        sign, size = np.where(label == 1, -1.0, 1.0), np.linalg.norm(away)
+        odds = sign * (z @ away) + radii[group] * size
+        self.L = reference.means(np.logaddexp(0, odds), group, GROUPS)
+        share = 1 / (1 + np.exp(-odds)) / 7  # of each group's seven rows
+        own = share[:, None] * (sign[:, None] * z + np.outer(radii[group], away / size))
+        self.of_away = np.stack([own[group == g].sum(axis=0) for g in range(GROUPS)])
+        self.of_radii = np.array([share[group == g].sum() for g in range(GROUPS)]) * size
+
+    def pulled(self, weights):
+        return np.stack([-weights @ self.of_away, weights @ self.of_away])
+
+
+def test_radii_are_in_the_lines():
+    """Fixed ones of group DRO; those of the bilevel method in x1, one of them at its bound."""
+    head = RNG.normal(0, 0.5, (CLASSES, FEATURES))
+    z1 = head + RNG.normal(0, 0.2, head.shape)
+    q, radii = np.array([0.5, 0.25, 0.25, 0.0]), np.array([0.1, 0.2, 0.3, 0.4])
+    f = lambda value: jnp.asarray(value, jnp.float32)
+    method = GroupDRO(Still(), np.ones(GROUPS), eta=f(0.4), l2=f(L2), radii=f(radii))
+    found = head_certificate(method, state_of(method, head, y2=q), IMAGES, ROWS)
+    rows = Bounded(head, radii)
+    x = np.linalg.norm(rows.pulled(q) + L2 * head)
+    equal(found, {"x": x, "y": to_simplex_normal(q, rows.L - 0.4 * (q - EVEN))})
+
+    method = BilevelDRO(GROUPS, l2=L2, rho=RHO, radii=f(radii), bound=f(0.4))
+    found = head_certificate(method, state_of(method, head, 0.7, q, z1=z1), IMAGES, ROWS)
+    other, held = Bounded(z1, radii), of("validation", head)
+    of_eta = RHO / 2 * ((q - EVEN) ** 2).sum()
+    of_radii = RHO * (EVEN * rows.of_radii - q * other.of_radii)
+    of_radii[3] = max(of_radii[3], 0)  # at the bound only a fall could be taken
+    of_y1 = held.pulled(EVEN)[1] + RHO * (rows.pulled(EVEN) + L2 * head)
+    of_y2 = to_simplex_normal(q, RHO * (other.L - 0.7 * (q - EVEN)))
+    wanted = np.sqrt(of_eta**2 + (of_radii**2).sum() + (of_y1**2).sum() + of_y2**2)
+    equal(found, {
+        "stationarity": wanted,
+        "response_z1": RHO * np.linalg.norm(other.pulled(q) + L2 * z1),
+        "response_z2": RHO * to_simplex_normal(EVEN, rows.L),
+    })  # fmt: skip
+
+
+def test_rows_without_a_group_have_no_certificate():
+    images = dataclasses.replace(IMAGES, group=np.where(IMAGES.split == 0, -1, IMAGES.group))
+    method = ERM(Still(), GROUPS, l2=L2)
+    assert (
+        head_certificate(method, state_of(method, np.ones((CLASSES, FEATURES))), images, ROWS)
+        is None
+    )
+
+
 def test_erm_is_the_mean_of_all_rows():
     """Groups of several sizes: each has its share of the loss, and its weight is fixed at that."""
     images, features = data_of([12, 3, 3, 10], [4] * GROUPS, [1] * GROUPS)

@@ -32,9 +32,11 @@ from bilevax.deep import (
     training,
 )
 from bilevax.deep import checkpoints as checkpoints_module
+from bilevax.deep import settings as settings_module
 from bilevax.deep.checkpoints import Checkpoints
 from bilevax.deep.devices import Devices
-from bilevax.deep.feed import Feed, Rows, View
+from bilevax.deep.evaluation import results_table
+from bilevax.deep.feed import Feed, Rows, View, accuracies
 from bilevax.deep.methods import direction
 from bilevax.deep.settings import METHODS, from_dict, images_of, method_of, model_of, read_settings
 from bilevax.deep.tables import SPLITS
@@ -327,6 +329,99 @@ def test_a_run_that_diverges_says_so(data, tmp_path):
         train(settings(data, tmp_path / "run", learning_rate=1e30), show=False)
 
 
+# Radii and soft groups
+
+
+@pytest.fixture(scope="module")
+def unknown(data, tmp_path_factory):
+    """The same images, every second training row without a group."""
+    folder = tmp_path_factory.mktemp("unknown") / "data"
+    shutil.copytree(data.parent, folder)
+    header, *rows = csv.reader(data.read_text().splitlines())
+    for row in rows[::2]:
+        row[2] = "-1" if row[3] == "train" else row[2]
+    with (folder / "images.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return folder / "images.csv"
+
+
+SOFT = {"radius": 0.1, "radius_bound": 0.5, "soft_groups": "tuned", "epochs": 2}
+
+
+def test_a_run_with_radii_and_soft_groups_is_stopped_and_resumed(unknown, tmp_path, monkeypatch):
+    first = train(settings(unknown, tmp_path / "whole", **SOFT), show=False)
+    for epoch in first.results["history"]:
+        assert all(0 <= r <= 0.5 for r in epoch["radii"])
+    assert first.results["history"][-1]["radii"] != first.results["history"][0]["radii"]
+    assert first.results["history"][-1]["group loss"] < np.log(4)  # as from the start, v = 0
+    assert first.results["stationarity"] is None
+    assert first.results["counts"]["train"] == [6, 1, 2, 5]
+    found = first.results["accuracy"]["train"]
+    assert found["worst"] == min(found["groups"])
+    own, steps, advance = settings(unknown, tmp_path / "part", **SOFT), [], Feed.advance
+
+    def dying(self, method, state, number, count):
+        steps.append(number)
+        if len(steps) == 4:
+            raise Killed
+        return advance(self, method, state, number, count)
+
+    monkeypatch.setattr(Feed, "advance", dying)
+    with pytest.raises(Killed):
+        train(own, show=False)
+    train(own, resume=True, show=False)
+    same(own.out, folder_of(first))
+    again = evaluate(own.out)
+    assert again["accuracy"] == first.results["accuracy"]
+    with pytest.raises(ValueError, match=r"radius_bound = 0\.5, not 0\.4"):
+        train(dataclasses.replace(own, radius_bound=0.4), resume=True, show=False)
+
+
+def test_training_rows_without_a_group_are_drawn_as_they_come(unknown):
+    images = images_of(settings(unknown, Path()))
+    rows = Rows(images, METHODS["bilevel"], 7, 0)
+    drawn = rows.several(0, rows.epoch_batches)
+    assert sorted(drawn[:, :7].ravel()) == images.rows("train").tolist()
+    for batch in drawn[:, 7:]:
+        assert set(images.group[batch]) == {0, 1, 2, 3}
+        assert (images.split[batch] == 1).all()
+
+
+def test_what_needs_groups_says_so(data, unknown, tmp_path):
+    count = sum(COUNTS["train"])
+    for method in ("bilevel", "group-dro"):
+        with pytest.raises(
+            ValueError, match=f"{count // 2} training rows have no group, which {method}"
+        ):
+            Run(settings(unknown, tmp_path, method=method), images_of(settings(unknown, tmp_path)))
+    soft = settings(data, tmp_path, soft_groups="tuned")
+    with pytest.raises(ValueError, match="soft_groups cannot be tuned: every training row has a"):
+        Run(soft, images_of(soft))
+
+
+def test_a_split_without_any_group_has_no_worst_one():
+    found = accuracies(np.array([0.0, 0, 3]), np.array([0.0, 0, 2]), np.array([0, 0, 4]))
+    assert found == {
+        "average": 0.75, "worst": None, "groups": [None, None], "loss": 0.5, "worst_loss": None,
+    }  # fmt: skip
+    some = accuracies(np.array([1.0, 0, 3]), np.array([1.0, 0, 2]), np.array([2, 0, 4]))
+    assert (some["average"], some["worst"], some["groups"]) == (4 / 6, 0.5, [0.5, None])
+    results = {"groups": ["a", "b"], "accuracy": dict.fromkeys(SPLITS, some), "stationarity": None}
+    assert results_table(results).splitlines()[-1].split() == ["b", "–", "–", "–"]
+
+
+def test_a_folder_of_mnist_is_coloured(tmp_path, monkeypatch):
+    (tmp_path / "train-images-idx3-ubyte.gz").touch()
+    given = []
+    monkeypatch.setattr(settings_module, "colour_mnist", lambda *a, **k: given.append((a, k)))
+    images_of(Settings(data=tmp_path, seed=4, shift="test", label_noise=0.1))
+    images_of(Settings(data=tmp_path, correlation=0.9))
+    assert given == [
+        ((tmp_path, 0.8), {"label_noise": 0.1, "shift": "test", "seed": 4}),
+        ((tmp_path, 0.9), {"label_noise": 0.25, "shift": "held-out", "seed": 0}),
+    ]
+
+
 # Ways for the batches
 
 
@@ -411,6 +506,13 @@ BAD_FILES = {
     "iterations = 2\ntau = 0.01\nlearning_rate = 1": "learning_rate·smoothness < 1.9",
     "schedule = 'cosine'\noptimizer = 'none'": "there is none",
     "correlation = 3": "correlation must be from 0 to 1",
+    "label_noise = -1": "label_noise must be from 0 to 1, not -1",
+    "shift = 'train'": "shift cannot be 'train'; it is one of held-out, test, none",
+    "method = 'erm'\nradius = 0.1": "radius is of the losses of groups; erm has none",
+    "radius = -1": "radius must be finite and ≥ 0",
+    "method = 'group-dro'\nradius_bound = 1": "radius_bound is of the bilevel method, not of gr",
+    "method = 'erm'\nsoft_groups = 'tuned'": "soft_groups is of the bilevel method, not of erm",
+    "radius = 2\nradius_bound = 1": "radius must be at most radius_bound, which is 1, not 2",
     "seed = 4294967296": "less than 2³²",
     "step_q = 1\nstep-q = 2": "step_q is given twice",
     "epochs = ": "cannot be read",

@@ -6,6 +6,7 @@
 
 from bilevax.deep.ablation import ablate
 from bilevax.deep.bilevel import BilevelDRO
+from bilevax.deep.colour_mnist import colour_mnist
 from bilevax.deep.dominoes import dominoes
 from bilevax.deep.evaluation import evaluate
 from bilevax.deep.methods import ERM, Batch, GroupDRO, Method, Optimizer
@@ -32,6 +33,7 @@ __all__ = [
     "Trained",
     "ablate",
     "celeba",
+    "colour_mnist",
     "dominoes",
     "encoder",
     "evaluate",

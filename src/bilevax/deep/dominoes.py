@@ -6,18 +6,15 @@ default coats against dresses, with zeros and ones.
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import math
 import os
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-from bilevax.arguments import one_number, whole
+from bilevax.arguments import whole
+from bilevax.deep.idx import SIDE, check_every_group, check_shares, pictures_of, shuffled
 from bilevax.deep.pixels import Images
-from bilevax.deep.tables import SPLITS
 
 #: Fashion-MNIST's labels.
 CLOTHES = (
@@ -25,7 +22,7 @@ CLOTHES = (
     "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
 COAT, DRESS = 4, 3
-_SIDE, _EDGE = 28, 2
+_EDGE = 2
 _AROUND = ((0, 0), (_EDGE, _EDGE), (_EDGE, _EDGE))
 
 
@@ -48,12 +45,11 @@ def dominoes(
     Both classes have the same number of images, as many as the scarcest of the four kinds of
     pictures allows, so that no picture is used twice, be it clothing or a digit.
     """
-    shares = {"correlation": correlation, "validation": validation}
-    shares["validation_correlation"] = validation_correlation
-    for name, share in shares.items():
-        number = one_number(share, name)
-        if number is None or not 0 <= number <= 1:
-            raise ValueError(f"{name} must be a share between 0 and 1, not {share}")
+    check_shares(
+        correlation=correlation,
+        validation=validation,
+        validation_correlation=validation_correlation,
+    )
     whole(seed, "seed", 0)
     for name, pair in (("classes", classes), ("digits", digits)):
         if len(pair) != 2 or len({n for n in pair if n in range(10)}) != 2:
@@ -83,14 +79,10 @@ def dominoes(
         split=split.astype(np.int8),
         classes=tuple(CLOTHES[c] for c in classes),
         groups=tuple(f"{CLOTHES[c]} with {d}" for c in classes for d in digits),
-        size=(2 * (_SIDE + 2 * _EDGE), _SIDE + 2 * _EDGE),
+        size=(2 * (SIDE + 2 * _EDGE), SIDE + 2 * _EDGE),
         pixels=np.repeat(np.concatenate(pixels)[..., None], 3, axis=-1),
     )
-    for s, g in zip(*np.nonzero(images.counts == 0)):
-        raise ValueError(
-            f"no image of the group {images.groups[g]!r} is in {SPLITS[s]}: every group must be in "
-            "every split; choose correlations and a validation share farther from 0 and 1"
-        )
+    check_every_group(images, "choose correlations and a validation share farther from 0 and 1")
     return images
 
 
@@ -100,47 +92,11 @@ def _pools(
     """The pictures of each class and of each digit, shuffled, with an edge of zeros."""
     both: tuple[list[np.ndarray], list[np.ndarray]] = [], []
     for number, (name, wanted) in enumerate((("fashion-mnist", classes), ("mnist", digits))):
-        pictures = read_idx(folder / name / f"{kind}-images-idx3-ubyte", 3)
-        labels = read_idx(folder / name / f"{kind}-labels-idx1-ubyte", 1)
-        if len(pictures) != len(labels) or pictures.shape[1:] != (_SIDE, _SIDE):
-            raise ValueError(
-                f"{folder / name}: {kind} has {len(labels)} labels and pictures of shape "
-                f"{pictures.shape}; there must be one label for each picture of {_SIDE}×{_SIDE}"
-            )
+        pictures, labels = pictures_of(folder / name, kind)
         for label in wanted:
             rows = np.flatnonzero(labels == label)
             if not len(rows):
                 raise ValueError(f"{folder / name}: no picture of {kind} has the label {label}")
-            # NumPy keeps the bits of its generators from version to version, but not what it makes
-            # of them: sorted bits are a permutation that every version draws alike.
-            seeds = np.random.SeedSequence((seed, number, int(label), kind == "train"))
-            order = np.argsort(np.random.PCG64(seeds).random_raw(len(rows)), kind="stable")
+            order = shuffled(len(rows), seed, number, int(label), kind == "train")
             both[number].append(np.pad(pictures[rows[order]], _AROUND))
     return both
-
-
-def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """An idx file, as it is or with .gz: 0, 0, 8, the number of sizes, the sizes, the bytes."""
-    packed = path.with_name(path.name + ".gz")
-    path = path if path.is_file() else packed
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {packed}, and none without .gz")
-    data = path.read_bytes()
-    if path == packed:
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} cannot be unpacked: {error}; fetch it again") from None
-    start = 4 + 4 * dimensions
-    if data[:4] != bytes((0, 0, 8, dimensions)) or len(data) < start:
-        raise ValueError(
-            f"{path} starts with {data[:4].hex(' ') or 'nothing'}, not 00 00 08 {dimensions:02x}: "
-            f"it is no idx file of bytes with {dimensions} dimensions"
-        )
-    shape = tuple(np.frombuffer(data[4:start], ">u4").tolist())
-    if len(data) - start != math.prod(shape):
-        raise ValueError(
-            f"{path} says {' × '.join(map(str, shape))} and has {len(data) - start} bytes for "
-            "them; fetch it again"
-        )
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -89,7 +89,8 @@ def results_table(results: dict[str, Any]) -> str:
     found = [results["accuracy"][split] for split in SPLITS]
     columns = [[f["average"], f["worst"], *f["groups"]] for f in found]
     for name, *row in zip(names, *columns):
-        lines.append(f"{name:{width}}  " + "".join(f"{100 * value:10.1f} %" for value in row))
+        cells = ("–" if value is None else f"{100 * value:.1f} %" for value in row)
+        lines.append(f"{name:{width}}  " + "".join(f"{cell:>12}" for cell in cells))
     if results["stationarity"] is not None:
         lines.append(sentence(results["stationarity"]))
     return "\n".join(lines)

@@ -23,9 +23,11 @@ from bilevax.data.shuffle import Shuffle
 from bilevax.data.source import as_key
 from bilevax.deep.augmentation import augmented, prepare
 from bilevax.deep.devices import Devices
-from bilevax.deep.methods import Batch, Method, cross_entropy, membership
+from bilevax.deep.losses import cross_entropy, membership
+from bilevax.deep.methods import Batch, Method
 from bilevax.deep.networks import Model, scores
 from bilevax.deep.pixels import Images, stream
+from bilevax.deep.tables import UNKNOWN
 
 #: The share of a device's memory that pixels may take; the rest is for the network.
 SHARE = 0.4
@@ -77,7 +79,8 @@ class Rows:
     """The rows of batch i: training rows, then the validation rows of a method that takes them.
 
     A method with validation rows sees the batches of `data.Levels`: validation above, training
-    below, each with streams of its own.
+    below, each with streams of its own. Training rows of which some have no group are drawn as
+    they come.
     """
 
     def __init__(self, images: Images, method: type[Method], batch: int, seed: int):
@@ -88,6 +91,8 @@ class Rows:
         for split, key in keys.items():
             rows = images.rows(split)
             groups = images.group[rows] if method.takes_groups else None
+            if groups is not None and (groups == UNKNOWN).any():
+                groups = None
             self.parts.append(Batches(rows, batch, key, groups))
         self.batch = batch * len(self.parts)
         self.epoch_batches = len(self.parts[0])
@@ -214,16 +219,10 @@ class Feed:
             if keep:
                 features.append(self.devices.gathered(encoded))
         right, loss = (np.asarray(part, float) for part in total)
-        count = np.bincount(self.images.group[rows], minlength=len(right))
-        accuracies = right / count
-        found = {
-            "average": float(right.sum() / count.sum()),
-            "worst": float(accuracies.min()),
-            "groups": accuracies.tolist(),
-            "loss": float(loss.sum() / count.sum()),
-            "worst_loss": float((loss / count).max()),
-        }
-        return found, np.concatenate(features)[: len(rows)] if keep else np.empty(0)
+        groups, known = len(self.images.groups), self.images.group[rows]
+        count = np.bincount(np.where(known == UNKNOWN, groups, known), minlength=groups + 1)
+        kept = np.concatenate(features)[: len(rows)] if keep else np.empty(0)
+        return accuracies(right, loss, count), kept
 
     def _in_order(self, rows: np.ndarray) -> Iterator[tuple[Any, ...]]:
         """The rows in batches of one size: pixels, label, group, and which of them count.
@@ -272,6 +271,25 @@ def _judged(given: tuple) -> tuple[Array, Array, Array]:
     images = prepare(pixels, view.size, dtype=jnp.dtype(view.dtype))
     features, _ = model.encoder(images, "running")
     logits = scores(features, model.head)
-    member = membership(group, groups) * inside[:, None].astype(jnp.float32)
+    # The last column is of rows whose group is not known.
+    group = jnp.where(group == UNKNOWN, groups, group)
+    member = membership(group, groups + 1) * inside[:, None].astype(jnp.float32)
     right = (jnp.argmax(logits, axis=1).astype(label.dtype) == label).astype(jnp.float32)
     return right @ member, cross_entropy(logits, label) @ member, features
+
+
+def accuracies(right: np.ndarray, loss: np.ndarray, count: np.ndarray) -> dict[str, Any]:
+    """From the sums over each group, with one more entry for rows whose group is not known.
+
+    A group without rows has no accuracy: None. Where no group has any, nor has the worst one.
+    """
+    known = np.flatnonzero(count[:-1])
+    shares, losses = right[known] / count[known], loss[known] / count[known]
+    groups = dict(zip(known.tolist(), shares.tolist()))
+    return {
+        "average": float(right.sum() / count.sum()),
+        "worst": float(shares.min()) if known.size else None,
+        "groups": [groups.get(g) for g in range(len(count) - 1)],
+        "loss": float(loss.sum() / count.sum()),
+        "worst_loss": float(losses.max()) if known.size else None,
+    }

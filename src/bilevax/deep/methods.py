@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from bilevax.deep.ambiguity import as_radii, check_radii, worst_losses
+from bilevax.deep.losses import cross_entropy, group_means
 from bilevax.deep.networks import Encoder, Model, Statistics, scores, split
 from bilevax.trees import Tree
 
@@ -71,23 +73,6 @@ def encoded(
     return found, lambda cotangent: pull(cotangent)[0], moved
 
 
-def cross_entropy(logits: Array, label: Array) -> Array:
-    """−log of the share that softmax gives to the label, row by row."""
-    own = jnp.take_along_axis(logits, label[:, None], axis=1)[:, 0]
-    return jax.nn.logsumexp(logits, axis=1) - own
-
-
-def membership(group: Array, groups: int) -> Array:
-    """1 where a row is of a group, [rows, groups]."""
-    return jax.nn.one_hot(group, groups, dtype=jnp.float32)
-
-
-def group_means(values: Array, group: Array, groups: int) -> Array:
-    """The mean of each group's rows; 0 for a group without any."""
-    member = membership(group, groups)
-    return jnp.matmul(values, member, precision="highest") / jnp.maximum(member.sum(axis=0), 1)
-
-
 def stepped(optimizer: Any, gradient: Tree, memory: Any, at: Tree) -> tuple[Tree, Any]:
     """`at` after a step of an optax transformation, and that transformation's new state."""
     change, memory = optimizer.update(gradient, memory, at)
@@ -140,6 +125,10 @@ class Weighted(Method[WeightedState]):
     It has the fields `optimizer`, `groups`, `l2` and `statistics`.
     """
 
+    def losses(self: Any, features: Array, head: Array, batch: Batch) -> Array:
+        """One loss a row, or one for each group that it may be of."""
+        return cross_entropy(scores(features, head), batch.label)
+
     @abc.abstractmethod
     def weigh(self, losses: Array, group: Array, weights: Array) -> tuple[Array, Array]:
         """The loss that the losses of the rows make, and the new weights of the groups."""
@@ -158,8 +147,7 @@ class Weighted(Method[WeightedState]):
 
     def step(self: Any, state: WeightedState, batch: Batch) -> WeightedState:
         def loss_of(features: Array, head: Array) -> tuple[Array, Array]:
-            losses = cross_entropy(scores(features, head), batch.label)
-            return self.weigh(losses, batch.group, state.weights)
+            return self.weigh(self.losses(features, head, batch), batch.group, state.weights)
 
         features, pull, encoder = encoded(state.encoder, batch.images, self.statistics)
         slopes_of = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
@@ -193,7 +181,8 @@ class GroupDRO(Weighted):
 
     With L_g the batch's mean loss of group g and n_g its training rows:
     q_g ← q_g·exp(s·(L_g + C/√n_g − η·(q_g − 1/G))), scaled to sum 1; then a step of the optimizer
-    on Σ_g q_g·L_g + l2/2·‖(x1, y1)‖². As published, η = 0; C is `adjustment`, s is `step_q`.
+    on Σ_g q_g·L_g + l2/2·‖(x1, y1)‖². As published, η = 0; C is `adjustment`, s is `step_q`. With
+    `radii`, one a group, the losses are those of features that move so far (see `ambiguity`).
     """
 
     optimizer: Any
@@ -203,10 +192,19 @@ class GroupDRO(Weighted):
     step_q: Any = 0.01
     l2: Any = 0.0
     statistics: Statistics = eqx.field(static=True, default="batch")
+    radii: Any = eqx.field(converter=as_radii, default=None)
+
+    def __check_init__(self):
+        check_radii(self.radii, self.groups)
 
     @property
     def groups(self) -> int:
         return self.counts.shape[0]
+
+    def losses(self, features: Array, head: Array, batch: Batch) -> Array:
+        if self.radii is None:
+            return super().losses(features, head, batch)
+        return worst_losses(features, head, batch.label, self.radii)
 
     def weigh(self, losses: Array, group: Array, weights: Array) -> tuple[Array, Array]:
         means = group_means(losses, group, self.groups)

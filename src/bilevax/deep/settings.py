@@ -18,12 +18,13 @@ import numpy as np
 import tyro
 
 from bilevax.arguments import non_negative, positive, whole
-from bilevax.deep.bilevel import BilevelDRO
+from bilevax.deep.bilevel import BilevelDRO, SoftGroups
+from bilevax.deep.colour_mnist import CORRELATION, Shift, colour_mnist
 from bilevax.deep.dominoes import dominoes
 from bilevax.deep.methods import ERM, GroupDRO, Method, Optimizer, direction
 from bilevax.deep.networks import ENCODERS, Model, load_encoder, model
 from bilevax.deep.pixels import Images, load
-from bilevax.deep.tables import open_table
+from bilevax.deep.tables import UNKNOWN, open_table
 
 Network = Literal["cnn", "resnet18", "resnet34", "resnet50"]
 MethodName = Literal["bilevel", "group-dro", "erm"]
@@ -33,13 +34,15 @@ assert get_args(MethodName) == tuple(METHODS)
 
 #: The file of a run's settings in its folder.
 SETTINGS = "settings.json"
+#: The file that tells a folder of MNIST.
+COLOURED = "train-images-idx3-ubyte"
 #: Settings that a resumed run may change: the steps it takes are the same. (The rows of the data
 #: are compared too. On an accelerator, other memory may mean another program, and rounding.)
 FREE = ("data", "out", "cache", "memory_gb", "workers", "patience", "save_every", "chunk")
 #: Which numbers a setting may be, if it is not None.
 CHECKS: tuple[tuple[Callable[[Any, str], None], str], ...] = (
     (positive, "learning_rate rho smoothness diameter epsilon tau step_q memory_gb"),
-    (non_negative, "l2 theta adjustment momentum eta"),
+    (non_negative, "l2 theta adjustment momentum eta radius radius_bound"),
     (functools.partial(whole, least=1), "batch epochs iterations size chunk patience save_every"),
     (functools.partial(whole, least=0), "seed workers"),
 )
@@ -50,8 +53,8 @@ class Settings:
     """How to train a network whose worst group does well."""
 
     data: Annotated[Path, tyro.conf.Positional] = Path()
-    """A folder of Waterbirds, of CelebA, or with mnist/ and fashion-mnist/ (dominoes); or a CSV
-    with the columns filename, label, group, split."""
+    """A folder of Waterbirds, of CelebA, with mnist/ and fashion-mnist/ (dominoes), or with MNIST's
+    files (coloured digits); or a CSV with the columns filename, label, group, split."""
     out: Path = Path("deep")
     """The folder for checkpoints, logs, results.json and model.safetensors."""
 
@@ -74,7 +77,8 @@ class Settings:
     """Stop after so many epochs without a better worst group on the validation rows; the bilevel
     method trains on these too."""
     seed: int = 0
-    """The seed of the first parameters, the order of rows, the augmentation and the dominoes."""
+    """The seed of the first parameters, the order of rows, the augmentation and the dominoes
+    or coloured digits."""
 
     optimizer: Literal["sgd", "adam", "none"] = "sgd"
     """How the network's parameters step; none is the paper's plain step τ (bilevel only)."""
@@ -104,13 +108,27 @@ class Settings:
     iterations: int = 1
     """T, SAPD's iterations before the proximal centre moves."""
 
+    radius: float = 0.0
+    """How far features of training images may move in the losses of group DRO and of the bilevel
+    method's lower level; the first radius of every group, if there is a bound."""
+    radius_bound: float = 0.0
+    """The bilevel method tunes the radius of each group from 0 to this; with 0 radii are fixed."""
+    soft_groups: SoftGroups = "none"
+    """For training rows without a group (bilevel only): a predictor gives them shares in groups. It
+    is trained on the validation rows, and with "tuned" by the upper level, too."""
+
     step_q: float = 0.01
     """Group DRO's step of the weights."""
     adjustment: float = 0.0
     """Group DRO's C, in C/√n_g."""
 
-    correlation: float = 0.95
-    """The share of training dominoes whose digit goes with the class."""
+    correlation: float | None = None
+    """The share of training images whose digit (dominoes, 0.95) or colour (coloured digits, 0.8)
+    goes with the class."""
+    label_noise: float = 0.25
+    """The share of coloured digits with a wrong label."""
+    shift: Shift = "held-out"
+    """Where a rare group's coloured digits are turned: in validation and test, in test, nowhere."""
     size: int = 224
     """The side of the images that the network sees; dominoes are 64 × 32."""
     augment: bool = False
@@ -136,8 +154,9 @@ class Settings:
                     check(getattr(self, name), name)
         if self.seed >= 1 << 32:
             raise ValueError(f"seed must be less than 2³², not {self.seed}")
-        if not 0 <= self.correlation <= 1:
-            raise ValueError(f"correlation must be from 0 to 1, not {self.correlation}")
+        for name in ("correlation", "label_noise"):
+            if (share := getattr(self, name)) is not None and not 0 <= share <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, not {share}")
         if self.momentum >= 1:
             raise ValueError(f"momentum must be < 1, not {self.momentum}")
         if self.optimizer == "none" and self.method != "bilevel":
@@ -146,6 +165,21 @@ class Settings:
             raise ValueError("a schedule is of an optimizer; there is none")
         if self.method == "bilevel" and self.iterations > 1:
             self._check_pull()
+        self._check_ambiguity()
+
+    def _check_ambiguity(self) -> None:
+        """Radii are of group DRO and the bilevel method, all that is tuned of the latter."""
+        if self.method == "erm" and self.radius:
+            raise ValueError("radius is of the losses of groups; erm has none")
+        if self.method != "bilevel":
+            for name, off in (("radius_bound", 0.0), ("soft_groups", "none")):
+                if getattr(self, name) != off:
+                    raise ValueError(f"{name} is of the bilevel method, not of {self.method}")
+        if self.radius_bound and self.radius > self.radius_bound:
+            raise ValueError(
+                f"radius must be at most radius_bound, which is {self.radius_bound:g}, not "
+                f"{self.radius:g}"
+            )
 
     def _check_pull(self) -> None:
         """The gradient 2L(x − x^k) of the pull to the centre needs steps that shrink it."""
@@ -239,9 +273,27 @@ def images_of(settings: Settings) -> Images:
     """The data set, by the layout of its folder."""
     s, path = settings, settings.data
     if (path / "mnist").is_dir() and (path / "fashion-mnist").is_dir():
-        return dominoes(path, s.correlation, seed=s.seed)
+        return dominoes(path, 0.95 if s.correlation is None else s.correlation, seed=s.seed)
+    if any((path / f"{COLOURED}{end}").is_file() for end in ("", ".gz")):
+        share = CORRELATION if s.correlation is None else s.correlation
+        return colour_mnist(path, share, label_noise=s.label_noise, shift=s.shift, seed=s.seed)
     ways = {"workers": s.workers, "cache": s.cache, "limit_gb": s.memory_gb}
     return load(open_table(path), s.size, **ways)
+
+
+def check_groups(settings: Settings, images: Images) -> None:
+    """Refuse training rows without a group for a method that needs it, and soft groups for none."""
+    s = settings
+    if images.unknown and s.method != "erm" and s.soft_groups == "none":
+        raise ValueError(
+            f"{images.unknown} training rows have no group, which {s.method} needs: give them one, "
+            "or choose erm, or bilevel with soft_groups predicted or tuned"
+        )
+    if not images.unknown and s.soft_groups != "none":
+        raise ValueError(
+            f"soft_groups cannot be {s.soft_groups}: every training row has a group; a row without "
+            f"one has the group {UNKNOWN}"
+        )
 
 
 def model_of(settings: Settings, classes: int) -> Model:
@@ -275,7 +327,11 @@ def method_of(settings: Settings, counts: np.ndarray, steps: int, optimizer: Any
         return ERM(groups=len(counts), **given)
     first_eta = 1.0 if s.method == "bilevel" else 0.0
     given["eta"] = number(first_eta if s.eta is None else s.eta)
+    if s.radius or s.radius_bound:
+        given["radii"] = jnp.full(len(counts), s.radius, jnp.float32)
     if s.method == "group-dro":
         return GroupDRO(counts=number(counts), **given, **chosen("adjustment", "step_q"))
     given |= chosen("rho", "smoothness", "diameter", "epsilon", "tau", "theta")
+    given |= {"bound": number(s.radius_bound) if s.radius_bound else None}
+    given |= {"soft_groups": s.soft_groups}
     return BilevelDRO(len(counts), iterations=s.iterations, **given)

@@ -20,6 +20,10 @@ GroupDRO: ε-stationarity of (h, q) in
     min over h, max over q in Δ of  Σ_g q_g·(L_g(h) + C/√n_g) − η/2·‖q − 1/G‖² + l2/2·‖h‖².
 
 ERM: the same with C = η = 0 and q fixed at n_g/n, which is the mean loss of all n rows.
+
+With radii L_g is the bound of `ambiguity`, which is log K at h = 0, too; radii that are tuned are
+in x1, between 0 and their bound. V_g has none. Where training rows lack groups there is no
+certificate: with soft groups L_g is a quotient, which minibatches do not give without bias.
 """
 
 from __future__ import annotations
@@ -38,8 +42,10 @@ from jaxtyping import Array
 from bilevax.certificates import SampledCertificate, certify
 from bilevax.certificates.sampled import largest_normal_share
 from bilevax.data import Levels, Stratified
+from bilevax.deep.ambiguity import worst_losses
 from bilevax.deep.bilevel import LEAST_ETA, BilevelDRO, BilevelState
-from bilevax.deep.methods import ERM, GroupDRO, Method, WeightedState, cross_entropy, group_means
+from bilevax.deep.losses import cross_entropy, group_means
+from bilevax.deep.methods import ERM, GroupDRO, Method, WeightedState
 from bilevax.deep.networks import scores
 from bilevax.deep.pixels import Images
 from bilevax.problems import BilevelProblem, MinimaxProblem, Point
@@ -54,7 +60,7 @@ CONFIDENCE = 0.95
 def head_certificate(
     method: Method, state: Any, images: Images, features: dict[str, np.ndarray]
 ) -> dict[str, Any] | None:
-    """The lines of a `SampledCertificate` as plain numbers; None for a method of another kind.
+    """The lines of a `SampledCertificate` as plain numbers; None where there is no such problem.
 
     `features` has those of the training and of the validation rows. What is infinite is None.
     """
@@ -65,6 +71,8 @@ def head_certificate(
         batch = max(min(ROWS, ENTRIES // own.shape[1], len(rows)), len(images.groups))
         return Stratified(arrays, groups=arrays["group"], batch=batch)
 
+    if images.unknown:
+        return None
     # Copies on one device: the arrays of a run may lie on many.
     copy = lambda a: jnp.asarray(np.asarray(a)) if eqx.is_array(a) else a
     found = head_problem(*jax.tree.map(copy, (method, state)), source, images.counts[0])
@@ -91,21 +99,27 @@ def sentence(numbers: dict[str, Any]) -> str:
 
 
 def weighted_loss(
-    groups: int, eta: Any, bonus: Any, head: Array, weights: Array, batch: Tree
+    groups: int, eta: Any, bonus: Any, radii: Any, head: Array, weights: Array, batch: Tree
 ) -> Array:
     """Σ_g w_g·(L_g(head) + bonus_g) − η/2·‖w − 1/G‖², with L_g the mean over the batch's rows."""
-    losses = cross_entropy(scores(batch["features"], head), batch["label"])
+    features, label = batch["features"], batch["label"]
+    if radii is None:
+        losses = cross_entropy(scores(features, head), label)
+    else:
+        losses = worst_losses(features, head, label, radii)
     means = group_means(losses, batch["group"], groups)
     far = jnp.sum((weights - 1 / groups) ** 2)
     return jnp.sum(weights * (means + bonus)) - eta / 2 * far
 
 
-def upper(groups: int, x1: Array, x2: Array, y1: Array, y2: Array, batch: Tree) -> Array:
-    return weighted_loss(groups, 0.0, 0.0, y1, x2, batch)
+def upper(groups: int, x1: Tree, x2: Array, y1: Array, y2: Array, batch: Tree) -> Array:
+    return weighted_loss(groups, 0.0, 0.0, None, y1, x2, batch)
 
 
-def lower(groups: int, x1: Array, y1: Array, y2: Array, batch: Tree) -> Array:
-    return weighted_loss(groups, x1, 0.0, y1, y2, batch)
+def lower(groups: int, radii: Any, x1: Tree, y1: Array, y2: Array, batch: Tree) -> Array:
+    """x1 is η, or η and the radii."""
+    eta, own = (x1["eta"], x1["radii"]) if isinstance(x1, dict) else (x1, radii)
+    return weighted_loss(groups, eta, 0.0, own, y1, y2, batch)
 
 
 @functools.singledispatch
@@ -124,24 +138,28 @@ def _(method: BilevelDRO, state: BilevelState, source: Any, counts: np.ndarray) 
     if l2 > 0:
         norms = [2 * float(jnp.linalg.norm(h)) for h in (state.y1, state.y.z1)]
         head = Ridge(l2) + L2Ball(max(math.sqrt(2 * math.log(state.y1.shape[0]) / l2), *norms))
+    x1, domain = state.eta, Box(LEAST_ETA, np.inf)
+    if method.bound is not None:
+        x1 = {"eta": x1, "radii": state.radii}
+        domain = {"eta": domain, "radii": Box(0.0, float(method.bound))}
     problem = BilevelProblem(
         Partial(upper, method.groups),
-        Partial(lower, method.groups),
-        x1=Box(LEAST_ETA, np.inf),
+        Partial(lower, method.groups, method.radii),
+        x1=domain,
         x2=Simplex(),
         y1=head,
         y2=Simplex(),
         data=Levels(upper=source("validation"), lower=source("train")),
     )
     y = state.y
-    point = Point(x1=state.eta, x2=y.x2, y1=state.y1, y2=state.y2, z1=y.z1, z2=y.z2, rho=method.rho)
+    point = Point(x1=x1, x2=y.x2, y1=state.y1, y2=state.y2, z1=y.z1, z2=y.z2, rho=method.rho)
     return problem, point
 
 
 @head_problem.register
 def _(method: GroupDRO, state: WeightedState, source: Any, counts: np.ndarray) -> Any:
     bonus = method.adjustment * method.counts**-0.5
-    loss = Partial(weighted_loss, method.groups, method.eta, bonus)
+    loss = Partial(weighted_loss, method.groups, method.eta, bonus, method.radii)
     problem = MinimaxProblem(loss, _ridge(method.l2), Simplex(), data=source("train"))
     return problem, Point(x=state.head, y=state.weights)
 
@@ -149,7 +167,7 @@ def _(method: GroupDRO, state: WeightedState, source: Any, counts: np.ndarray) -
 @head_problem.register
 def _(method: ERM, state: WeightedState, source: Any, counts: np.ndarray) -> Any:
     shares = jnp.asarray(counts / counts.sum(), jnp.float32)
-    loss = Partial(weighted_loss, method.groups, 0.0, 0.0)
+    loss = Partial(weighted_loss, method.groups, 0.0, 0.0, None)
     problem = MinimaxProblem(loss, _ridge(method.l2), Box(shares, shares), data=source("train"))
     return problem, Point(x=state.head, y=shares)
 

@@ -14,6 +14,8 @@ import numpy as np
 
 Names: TypeAlias = tuple[str, ...]
 SPLITS = ("train", "validation", "test")
+#: The group of a training row whose group nobody knows.
+UNKNOWN = -1
 #: The names that a table may give the splits.
 _CALLED = {"train": 0, "validation": 1, "val": 1, "test": 2, "0": 0, "1": 1, "2": 2}
 #: Codes of columns that must have one of these values.
@@ -21,18 +23,23 @@ _BINARY, _SIGN, _PART = {"0": 0, "1": 1}, {"-1": 0, "1": 1}, {"0": 0, "1": 1, "2
 
 
 class Grouped:
-    """Rows that each have a split and a group."""
+    """Rows that each have a split and, but for some training rows, a group."""
 
-    group: np.ndarray  # int32, a number in `groups`
+    group: np.ndarray  # int32, a number in `groups`, or UNKNOWN
     split: np.ndarray  # int8, a number in SPLITS
     groups: Names
 
     @property
     def counts(self) -> np.ndarray:
         """How many images each split (row) has of each group (column)."""
-        shape = (len(SPLITS), len(self.groups))
-        cells = np.ravel_multi_index((self.split, self.group), shape)
+        shape, known = (len(SPLITS), len(self.groups)), self.group != UNKNOWN
+        cells = np.ravel_multi_index((self.split[known], self.group[known]), shape)
         return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+
+    @property
+    def unknown(self) -> int:
+        """How many rows have no group."""
+        return int(np.sum(self.group == UNKNOWN))
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,8 @@ def open_table(path: str | os.PathLike[str]) -> ImageTable:
             return reader(path)
     known = (
         "a CSV file with the columns filename, label, group and split; Waterbirds, a folder with "
-        "metadata.csv; CelebA, a folder with list_attr_celeba.csv"
+        "metadata.csv; CelebA, a folder with list_attr_celeba.csv; dominoes, a folder with mnist/ "
+        "and fashion-mnist/; coloured digits, a folder with the files of MNIST"
     )
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}; it may be {known}")
@@ -119,16 +127,21 @@ def manifest(path: str | os.PathLike[str]) -> ImageTable:
     """Any data set, from a CSV file with the columns filename, label, group and split.
 
     The files are in the folder of the CSV file or below; labels and groups may be any text, and
-    are numbered in order.
+    are numbered in order. The group −1 of a training row says that it is not known.
     """
     path = Path(path)
     read = list(_read(path, ("filename", "label", "group", "split")))
     labels = _numbered({label for _, (_, label, _, _) in read})
-    groups = _numbered({group for _, (_, _, group, _) in read})
+    groups = _numbered({group for _, (_, _, group, _) in read} - {str(UNKNOWN)})
     rows = _Rows(path)
     for row, (name, label, group, split) in read:
         part = rows.known(row, "split", split.lower(), _CALLED)
-        rows.add(row, name, labels[label], groups[group], part)
+        if group == str(UNKNOWN) and part:
+            raise ValueError(
+                f"{path}, row {row}: the group is {UNKNOWN}, which says that it is not known; only "
+                f"training rows may be without one, and this row is in {SPLITS[part]}"
+            )
+        rows.add(row, name, labels[label], groups.get(group, UNKNOWN), part)
     return rows.table(path.stem, path.parent, tuple(labels), tuple(groups))
 
 
@@ -176,6 +189,7 @@ class _Rows:
         absent = [
             f"{groups[g]!r} has no image in {SPLITS[s]}"
             for s, g in zip(*np.nonzero(table.counts == 0))
+            if s or not table.unknown  # among training rows without a group any may be
         ]
         if absent:
             raise ValueError(

@@ -27,6 +27,7 @@ from bilevax.deep.settings import (
     METHODS,
     SETTINGS,
     Settings,
+    check_groups,
     check_same_run,
     images_of,
     method_of,
@@ -96,6 +97,7 @@ class Run:
     """A training run: its method, its state, and how far it is."""
 
     def __init__(self, settings: Settings, images: Images, optimizer: Any = None):
+        check_groups(settings, images)
         self.settings, self.images, self.devices = settings, images, Devices()
         rows = Rows(images, METHODS[settings.method], settings.batch, settings.seed)
         view = View(images.size, precision_of(settings), settings.augment, settings.batch)

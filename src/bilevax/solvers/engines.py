@@ -35,10 +35,10 @@ class Engines(Sequence):
 
     Where both adversaries' answers are in closed form, and many weights are theirs, `BestResponse`
     begins. Newton's steps begin where the lower level or its domain is curved, and the problem is
-    not too large for their linear systems. Where they end nowhere, those with barriers begin at the start,
-    and where these do too, first-order steps go on from the best point. Where the lower level is
-    piecewise linear, first-order steps begin, and come once more at the end. `rho` is a first guess
-    for all.
+    not too large for their linear systems. Where they end nowhere, those with barriers begin at the
+    start, and where these do too, first-order steps go on from the best point. Where the lower
+    level is piecewise linear, first-order steps begin, and come once more at the end. `rho` is a
+    first guess for all.
     """
 
     is_tight: ClassVar[bool] = True

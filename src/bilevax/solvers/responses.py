@@ -10,8 +10,9 @@ without y2, the two levels of P_ρ fall apart:
     φ(x1) = min over y1 of Ψ  −  ρ·min over z1 of φ~(x1, z1),   Ψ = ψ(x1, y1) + ρ·φ~(x1, y1)
 
 Both are smooth and convex, with slopes by Danskin's theorem: those of f and f~ at the answers.
-Their derivatives go through the prox. A linear f has no best answer that is smooth: it gets the curvature
-μ around a center, as in the method of multipliers, and the center follows.
+Their derivatives go through the prox. Of a linear f the best answer is not smooth: f gets the
+curvature μ around a center, and f~ a little, ν, as in the method of multipliers; the centers follow
+the answers. So an f~ without curvature, at η = 0, does no harm either.
 
 Often y1 is made of parts, such as tasks, that nothing couples but x1: then Hessians are blocks.
 """
