@@ -62,7 +62,8 @@ def robust(
         from bilevax.learn.compare import compare, table_of
         from bilevax.learn.models import save_model
         from bilevax.learn.report import report
-        from bilevax.learn.table import prepare, read
+        from bilevax.learn.table import prepare
+        from bilevax.learn.delimited import read
     except ImportError as error:
         raise ValueError(f"this needs pip install 'bilevax[learn]' ({error})") from None
     _check(data, label, group, demo, least=least, bootstrap=bootstrap)
@@ -73,7 +74,7 @@ def robust(
         table, name, label, group = known.table, known.name, known.label, known.group_columns
     else:
         assert data is not None
-        table, name = read(data), data.name
+        (table, notes), name = read(data), data.name
     prepared = prepare(
         table, name, label, group,
         with_label=not groups_alone, split=split, drop=drop, least=least, seed=seed,

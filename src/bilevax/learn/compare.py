@@ -39,6 +39,11 @@ class Encoded:
         """Rows of each group."""
         return np.array([np.sum(self.groups[part] == g) for g in self.table.groups])
 
+    def served(self, model: Any) -> Pipeline:
+        """A fitted model with all that comes before it: it takes rows as they come."""
+        steps = [("reader", self.table.reader), ("encoder", self.encoder), ("classifier", model)]
+        return Pipeline(steps)
+
     def fit(self, model: GroupDROClassifier) -> GroupDROClassifier:
         """Fit a model to the training part."""
         return model.fit(self.X["train"], self.y["train"], self.groups["train"])
@@ -105,7 +110,7 @@ def compare(
         "seed": seed,
         "notes": table.notes,
     }
-    return results, Pipeline([("encoder", data.encoder), ("classifier", model)])
+    return results, data.served(model)
 
 
 def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[tuple[Any, dict[str, Any]]]:
