@@ -15,16 +15,16 @@ import numpy as np
 import pandas as pd
 
 #: Words that stand for a missing value, in any case of letters.
-MARKS = frozenset(
-    ("", "?", "-", "--", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "nat", "null", "none")
-    + ("(missing)", "missing")
-)
+MARKS = {
+    "", "?", "-", "--", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "nat", "null", "none",
+    "missing", "(missing)",
+}  # fmt: skip
 #: The word for a missing category.
 MISSING = "(missing)"
 TRUTHS = {"true": 1.0, "false": 0.0}
 #: What a column of truth values may hold later on.
 TRUTHS_SERVED = TRUTHS | {"1": 1.0, "0": 0.0}
-#: How dates are written, and how that is told; of two ways that fit a whole column the first counts.
+#: How dates are written, and how that is told; of two that fit a column the first counts.
 DATES = {
     "ISO8601": "year-month-day",
     "%d.%m.%Y": "day.month.year",
@@ -47,7 +47,7 @@ _NUMBER = {
 }
 
 
-def words(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+def words(column: Any) -> tuple[np.ndarray, np.ndarray]:
     """The distinct words of a column, and for each row the place of its word, −1 where missing."""
     code, distinct = pd.factorize(column)
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
@@ -69,7 +69,7 @@ def _word(value: Any) -> str:
     return whole[1] if whole else text
 
 
-def kind_of(column: pd.Series) -> dict[str, Any]:
+def kind_of(column: Any) -> dict[str, Any]:
     """The kind of a column, and how its words are written."""
     truths = pd.api.types.infer_dtype(column, skipna=True) == "boolean"
     if not truths and not pd.api.types.is_datetime64_any_dtype(column):
@@ -93,7 +93,7 @@ def kind_of(column: pd.Series) -> dict[str, Any]:
     return {"kind": "category"}
 
 
-def read_as(column: pd.Series, kind: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+def read_as(column: Any, kind: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """What each cell says as that kind, and which cells have a word that says nothing so."""
     out, left = np.full(len(column), np.nan), np.ones(len(column), dtype=bool)
     if kind["kind"] == "category":
@@ -109,13 +109,14 @@ def read_as(column: pd.Series, kind: dict[str, Any]) -> tuple[np.ndarray, np.nda
     return out, left & np.isnan(out)
 
 
-def _plain(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+def _plain(column: Any) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the cells that are plain ones, which is quick, and which cells are left."""
     if pd.api.types.is_datetime64_any_dtype(column):
         return np.full(len(column), np.nan), np.ones(len(column), dtype=bool)
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(object)
-    found = np.array(pd.to_numeric(column, errors="coerce").to_numpy(float, na_value=np.nan))
+    plain: Any = pd.to_numeric(column, errors="coerce")
+    found = np.array(plain.to_numpy(float, na_value=np.nan))
     return found, np.isnan(found)
 
 

@@ -20,6 +20,8 @@ from bilevax.progress import Progress
 #: The grid that a careful person would search, and the η at which the curve is drawn.
 ETAS, L2S = np.geomspace(1e-2, 10**1.5, 8), np.geomspace(1, 1e-4, 5)
 CURVE = np.geomspace(1e-3, 1e2, 26)
+#: Seconds between lines of progress where there is no terminal.
+EVERY = 5.0
 #: Steps of LogisticRegression's own solver.
 MOST_STEPS = 5000
 
@@ -64,15 +66,22 @@ def compare(
     seed: int = 0,
     command: str = "",
     progress: bool | None = None,
+    fast: bool = False,
 ) -> tuple[dict[str, Any], Pipeline]:
-    """All results, as results.json has them, and the tuned model with its encoder."""
-    data = Encoded(table)
-    count = 4 + len(ETAS) * len(L2S)
-    with Progress(progress, total=count + len(CURVE), unit="fits", label=table.name) as bar:
-        fits = list(_fits(data, tolerance, bar))
+    """All results, as results.json has them, and the tuned model that takes raw rows.
+
+    `fast` leaves out the grid search and the curve of the loss against η.
+    """
+    grid, etas = ([], []) if fast else (_grid(), CURVE)
+    count = 4 + len(grid)
+    total = count + len(etas)
+    with Progress(progress, total=total, unit="fits", label=table.name, every=EVERY) as bar:
+        bar.show(now="encoding")
+        data = Encoded(table)
+        fits = list(_fits(data, grid, tolerance, bar))
         model, tuned = fits[-1]
         curve = []
-        for eta in CURVE:
+        for eta in etas:
             curve.append(data.worst_loss(data.fit(GroupDROClassifier(eta, tuned["l2"]))))
             bar.show(count + len(curve), now="loss against η")
     counts = {part: data.counts(part) for part in PARTS}
@@ -97,7 +106,7 @@ def compare(
         "methods": [fit | _accuracies(model, data, bootstrap, seed) for model, fit in fits],
         "loss_against_eta": {
             "l2": tuned["l2"],
-            "eta": [float(e) for e in CURVE],
+            "eta": [float(e) for e in etas],
             "worst_validation_loss": curve,
             "tuned_eta": tuned["eta"],
             "tuned_loss": data.worst_loss(model),
@@ -113,7 +122,13 @@ def compare(
     return results, data.served(model)
 
 
-def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _grid() -> list[GroupDROClassifier]:
+    return [GroupDROClassifier(float(eta), float(l2)) for l2 in L2S for eta in ETAS]
+
+
+def _fits(
+    data: Encoded, grid: list[GroupDROClassifier], tolerance: float, bar: Progress
+) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The methods, one after the other: the fitted model, and what it took."""
     X, y, groups = data.X["train"], data.y["train"], data.groups["train"]
     done, seconds = itertools.count(1), 0.0
@@ -146,13 +161,13 @@ def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[tuple[Any,
     dro = timed("DRO", lambda: data.fit(GroupDROClassifier()))
     yield dro, record("dro", "DRO, default η", dro.eta, dro.l2)
 
-    grid = [GroupDROClassifier(float(eta), float(l2)) for l2 in L2S for eta in ETAS]
     losses = [
         timed(f"grid, η {m.eta:.3g}, l2 {m.l2:.3g}", lambda m=m: data.worst_loss(data.fit(m)))
         for m in grid
     ]
-    best = grid[int(np.argmin(losses))]
-    yield best, record("grid", "DRO, grid search", best.eta, best.l2, len(grid))
+    if grid:
+        best = grid[int(np.argmin(losses))]
+        yield best, record("grid", "DRO, grid search", best.eta, best.l2, len(grid))
 
     tuned = TunedGroupDROClassifier(tol=tolerance)
     names = {"X_val": data.X, "y_val": data.y, "groups_val": data.groups}

@@ -68,9 +68,7 @@ def read(
     return table, notes
 
 
-def _read_text(
-    path: Path, sep: str | None, encoding: str | None, notes: list[str]
-) -> pd.DataFrame:
+def _read_text(path: Path, sep: str | None, encoding: str | None, notes: list[str]) -> pd.DataFrame:
     if sep is not None and len(sep := sep.replace("\\t", "\t")) != 1:
         raise ValueError(f"--sep must be one character, not {sep!r}")
     encoding = _encoding(path, notes) if encoding is None else _known(encoding)
@@ -133,7 +131,8 @@ def _encoding(path: Path, notes: list[str]) -> str:
             decoder.decode(b"", final=True)
         except UnicodeDecodeError:
             notes.append(
-                f"the file is not UTF-8 and was read as {OTHER}; if names look wrong, say --encoding"
+                f"the file is not UTF-8 and was read as {OTHER}; where letters look wrong, say "
+                "--encoding"
             )
             return OTHER
     return "utf-8"

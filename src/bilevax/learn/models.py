@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def save_model(model: Any, path: str | Path) -> None:
         io.dump(_without_requests(model), temporary)
         if unknown := _unknown(temporary):
             raise ValueError(
-                f"the model cannot be saved: {', '.join(unknown)} is no type that is safe to open. "
+                "the model cannot be saved: it holds types that are not safe to open: "
+                f"{', '.join(unknown)}. "
                 "Leave out functions of your own; of a search save best_estimator_"
             )
 
@@ -56,7 +58,10 @@ def _unknown(path: str | Path) -> list[str]:
     """The types in a file that are not trusted."""
     from skops import io
 
-    return sorted(set(io.get_untrusted_types(file=path)) - set(TRUSTED))
+    try:
+        return sorted(set(io.get_untrusted_types(file=path)) - set(TRUSTED))
+    except (zipfile.BadZipFile, KeyError):
+        raise ValueError(f"{path} is no model that save_model wrote") from None
 
 
 def _without_requests(model: Any) -> Any:

@@ -28,6 +28,7 @@ DISTINCT = 0.95
 _COUNTER = re.compile(r"unnamed: \d+|index|row|", re.IGNORECASE)
 _ID = re.compile(r"(.*[_\-. ])?(?i:id|key|no|nr|number)|.*[a-z]I[Dd]")
 
+
 class TableReader(TransformerMixin, BaseEstimator):
     """Reads the columns of a table that can be learnt from.
 
@@ -47,14 +48,14 @@ class TableReader(TransformerMixin, BaseEstimator):
         self.drop = drop
         self.groups = groups
 
-    def fit(self, X: pd.DataFrame, y: Any = None) -> TableReader:
+    def fit(self, X: Any, y: Any = None) -> TableReader:
         self._read(X)
         return self
 
-    def fit_transform(self, X: pd.DataFrame, y: Any = None, **fit_params: Any) -> pd.DataFrame:
+    def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> pd.DataFrame:
         return self._read(X)
 
-    def transform(self, X: pd.DataFrame) -> pd.DataFrame:
+    def transform(self, X: Any) -> pd.DataFrame:
         """The columns that are used, read; others of the table are not looked at."""
         self.check_columns(X)
         read = {}
@@ -69,7 +70,7 @@ class TableReader(TransformerMixin, BaseEstimator):
                 )
         return pd.DataFrame(read, index=X.index)
 
-    def read_column(self, X: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def read_column(self, X: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The cells of one column, and which ones of them cannot be read and count as missing."""
         kind = self.columns_[name]
         cells, odd = _read_as(X, name, kind)
@@ -92,7 +93,7 @@ class TableReader(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         return np.array(list(self.columns_), dtype=object)
 
-    def _read(self, X: pd.DataFrame) -> pd.DataFrame:
+    def _read(self, X: Any) -> pd.DataFrame:
         _check_table(X)
         self.notes_: list[str] = []
         self.columns_: dict[str, dict[str, Any]] = {}
@@ -118,9 +119,7 @@ class TableReader(TransformerMixin, BaseEstimator):
         self.n_features_in_ = len(self.columns_)
         return pd.DataFrame(read, index=X.index)
 
-    def _learn(
-        self, name: str, kind: dict[str, Any], cells: np.ndarray, odd: pd.Series
-    ) -> np.ndarray:
+    def _learn(self, name: str, kind: dict[str, Any], cells: np.ndarray, odd: Any) -> np.ndarray:
         """Keep what a column has been seen to hold, and note what was done with it."""
         self.columns_[name] = kind
         if kind["kind"] == "category":
@@ -150,16 +149,14 @@ class TableReader(TransformerMixin, BaseEstimator):
         return cells
 
 
-def _kind_of(X: pd.DataFrame, name: str) -> dict[str, Any]:
+def _kind_of(X: Any, name: str) -> dict[str, Any]:
     try:
         return kind_of(X[name])
     except TypeError as error:  # such as lists
         raise ValueError(f"the column {name} holds neither text nor numbers ({error})") from None
 
 
-def _read_as(
-    X: pd.DataFrame, name: str, kind: dict[str, Any]
-) -> tuple[np.ndarray, np.ndarray]:
+def _read_as(X: Any, name: str, kind: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     try:
         return read_as(X[name], kind)
     except TypeError as error:
@@ -184,7 +181,7 @@ def _useless(name: str, kind: dict[str, Any], cells: np.ndarray) -> str:
     return ""
 
 
-def group_counts(X: pd.DataFrame, columns: Sequence[str]) -> dict[str, int]:
+def group_counts(X: Any, columns: Sequence[str]) -> dict[str, int]:
     """How many rows each group of these columns has."""
     if not len(columns):
         return {}

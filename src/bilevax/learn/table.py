@@ -60,7 +60,7 @@ class Table:
 
 
 def prepare(
-    table: pd.DataFrame,
+    table: Any,
     name: str,
     label: str,
     group_columns: Sequence[str],
@@ -131,7 +131,7 @@ def _check_column(table: pd.DataFrame, column: str) -> None:
     raise ValueError(f"there is no column {column!r}{hint}")
 
 
-def _labels(column: pd.Series, label: str, missing: int) -> np.ndarray:
+def _labels(column: Any, label: str, missing: int) -> np.ndarray:
     """The label of each row: a number, a truth value or a string."""
     if missing:
         raise ValueError(
@@ -155,7 +155,7 @@ def _labels(column: pd.Series, label: str, missing: int) -> np.ndarray:
     return numbers.astype(bool if kind["kind"] == "truth" else np.int64 if whole else float)
 
 
-def _check_group_column(column: pd.Series, name: str) -> None:
+def _check_group_column(column: Any, name: str) -> None:
     """Refuse a column of many numbers, which are rather a quantity than names of groups."""
     count = len(words(column)[0])
     if count <= MOST_NUMBERS or kind_of(column)["kind"] not in ("number", "date"):
@@ -173,7 +173,11 @@ def _refuse_copies(features: pd.DataFrame, y: np.ndarray, label: str) -> None:
     count = own.max() + 1
     for name in features:
         code, kinds = pd.factorize(features[name])
-        if len(kinds) == count and (code >= 0).all() and len(np.unique(code * count + own)) == count:
+        if (
+            len(kinds) == count
+            and (code >= 0).all()
+            and len(np.unique(code * count + own)) == count
+        ):
             raise ValueError(
                 f"the column {name} is a copy of the label {label}; leave it out with --drop {name}"
             )
