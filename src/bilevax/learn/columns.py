@@ -79,7 +79,8 @@ def kind_of(column: Any) -> dict[str, Any]:
         good, bad = int(np.sum(~left) + np.sum(right)), int(np.sum((code >= 0) & ~right))
         many = bad == 0 or len(np.unique(plain[~left])) > MANY_WORDS
         if good + bad and many and good >= (NEARLY_ALL * (good + bad) if bad else 1):
-            return {"kind": "number", "decimal": "."}
+            money = any(_CURRENCY.search(text) for text in others)
+            return {"kind": "number", "decimal": "," if money and groups_by_points(column) else "."}
     texts, _ = words(column)
     if len(texts) == 0:
         return {"kind": "category"}
@@ -93,13 +94,22 @@ def kind_of(column: Any) -> dict[str, Any]:
     return {"kind": "category"}
 
 
+def groups_by_points(column: Any) -> bool:
+    """Whether points can be what groups the digits, as in "1.234": all words fit, some have one."""
+    if pd.api.types.is_numeric_dtype(column):
+        return False
+    texts, _ = words(column)
+    return any("." in text for text in texts) and not np.isnan(as_numbers(texts, ",")).any()
+
+
 def read_as(column: Any, kind: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """What each cell says as that kind, and which cells have a word that says nothing so."""
     out, left = np.full(len(column), np.nan), np.ones(len(column), dtype=bool)
     if kind["kind"] == "category":
         texts, code = words(column)
         return np.append(texts, MISSING)[code], np.zeros(len(column), dtype=bool)
-    if kind["kind"] == "number" and kind["decimal"] == ".":
+    typed = pd.api.types.is_numeric_dtype(column)
+    if kind["kind"] == "number" and (typed or kind["decimal"] == "."):
         out, left = _plain(column)
     texts, code = words(column[left])
     if pd.api.types.is_datetime64_any_dtype(column):

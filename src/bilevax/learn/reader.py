@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from bilevax.arguments import warn
-from bilevax.learn.columns import DATES, MISSING, kind_of, read_as
+from bilevax.learn.columns import DATES, MISSING, groups_by_points, kind_of, read_as
 from bilevax.learn.datasets import group_names
 
 #: A categorical column keeps this many values, the rest become one.
@@ -99,10 +99,7 @@ class TableReader(TransformerMixin, BaseEstimator):
         self.columns_: dict[str, dict[str, Any]] = {}
         self.group_counts_ = group_counts(X, self.groups)
         constant, read = [], {}
-        for name in X.columns:
-            if name in self.drop:
-                continue
-            kind = _kind_of(X, name)
+        for name, kind in _kinds(X, self.drop).items():
             cells, odd = _read_as(X, name, kind)
             match _useless(name, kind, cells):
                 case "":
@@ -140,7 +137,7 @@ class TableReader(TransformerMixin, BaseEstimator):
                 f"{name} has dates, read as {DATES[kind['written']]} and used as days since 1970"
             )
         if kind.get("decimal") == ",":
-            self.notes_.append(f"{name} has numbers with a decimal comma")
+            self.notes_.append(f"{name} has numbers that are written as 1.234,5")
         if len(odd):
             self.notes_.append(
                 f"{name} has {len(odd)} values that are no numbers, such as {odd.iloc[0]!r}, which "
@@ -149,11 +146,22 @@ class TableReader(TransformerMixin, BaseEstimator):
         return cells
 
 
-def _kind_of(X: Any, name: str) -> dict[str, Any]:
-    try:
-        return kind_of(X[name])
-    except TypeError as error:  # such as lists
-        raise ValueError(f"the column {name} holds neither text nor numbers ({error})") from None
+def _kinds(X: Any, drop: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The kind of each column. One decimal comma says that points group digits in all of them."""
+    kinds = {}
+    for name in X.columns:
+        if name not in drop:
+            try:
+                kinds[name] = kind_of(X[name])
+            except TypeError as error:  # such as lists
+                raise ValueError(
+                    f"the column {name} holds neither text nor numbers ({error})"
+                ) from None
+    if any(kind.get("decimal") == "," for kind in kinds.values()):
+        for name, kind in kinds.items():
+            if kind["kind"] == "number" and groups_by_points(X[name]):
+                kind["decimal"] = ","
+    return kinds
 
 
 def _read_as(X: Any, name: str, kind: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
