@@ -8,6 +8,9 @@ import threading
 import time
 from typing import Any
 
+#: Seconds between lines that are read in a log.
+EVERY = 5.0
+
 
 class Progress:
     """A line on the terminal that shows how far a run is.

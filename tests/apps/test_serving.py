@@ -7,9 +7,22 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
+import threadpoolctl
+from sklearn.compose import make_column_selector, make_column_transformer
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 from bilevax.cli import main
-from bilevax.learn import GroupDROClassifier, TunedGroupDROClassifier, load_model
+from bilevax.learn import (
+    GroupDROClassifier,
+    TunedGroupDROClassifier,
+    _base,
+    _threads,
+    load_model,
+    save_model,
+)
 from bilevax.learn.columns import kind_of, read_as
 from bilevax.learn.delimited import read
 from bilevax.learn.reader import TableReader
@@ -213,6 +226,15 @@ def test_predict_refuses_what_it_cannot_serve(made, tmp_path, capsys):
         serve(GroupDROClassifier(), odd_table(30))
 
 
+def test_a_graph_that_cannot_be_made_is_refused_before_the_fits(made, monkeypatch, capsys):
+    folder, _, _ = made
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    call = ("--label", "good", "--group", "sex", "--onnx", "--out", folder / "none")
+    assert run("robust", folder / "odd.csv", *call) == 2
+    assert "--onnx needs pip install 'bilevax[onnx]'" in capsys.readouterr().err
+    assert not (folder / "none").exists()
+
+
 def test_the_card_says_data_groups_verdict_and_limits(made):
     folder, _, _ = made
     card = (folder / "out" / "card.md").read_text()
@@ -370,6 +392,50 @@ def test_quantities_are_no_groups():
     missing["town"] = missing["town"].where(missing["town"] != "", pd.NA)
     found = prepare(missing, "odd", "good", ["town"], least=1)
     assert "good yes, town (missing)" in found.groups
+
+
+def test_small_products_have_one_thread_and_large_ones_all(monkeypatch):
+    """What the BLAS is told during a fit, by the pools that threadpoolctl sees."""
+    seen = []
+
+    def watched(*given):
+        pools = threadpoolctl.threadpool_info()
+        seen.append({pool["num_threads"] for pool in pools if pool["user_api"] == "blas"})
+        return fit_lower(*given)
+
+    fit_lower = _base.fit_lower
+    monkeypatch.setattr(_base, "fit_lower", watched)
+    x, y, groups = blobs()
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        GroupDROClassifier().fit(x, y, groups)
+        monkeypatch.setattr(_threads, "SMALL", len(y) * x.shape[1] ** 2 - 1)
+        GroupDROClassifier().fit(x, y, groups)
+        pools = threadpoolctl.threadpool_info()
+        assert {p["num_threads"] for p in pools if p["user_api"] == "blas"} == {2}
+    assert seen == [{1}, {2}]
+
+
+def test_pipelines_and_searches_are_saved_or_refused(tmp_path):
+    x, y, groups = blobs()
+    X = pd.DataFrame(x, columns=list("abcde")).assign(t=np.where(x[:, 0] > 0, "p", "q"))
+    path = tmp_path / "m.skops"
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = GroupDROClassifier().set_fit_request(groups=True)
+        columns = make_column_transformer(
+            (StandardScaler(), make_column_selector(dtype_include=float)), (OneHotEncoder(), ["t"])
+        )
+        pipeline = make_pipeline(columns, model)
+        search = GridSearchCV(pipeline, {"groupdroclassifier__eta": [0.1, 10.0]}, cv=2)
+        search.fit(X, y, groups=groups)
+        save_model(search, path)
+        again = load_model(path)
+        np.testing.assert_array_equal(again.predict_proba(X), search.predict_proba(X))
+        assert model.get_metadata_routing().fit.requests == {"groups": True, "sample_weight": None}
+        odd = make_pipeline(FunctionTransformer(lambda v: v), GroupDROClassifier()).fit(x, y)
+        before = path.read_bytes()
+        with pytest.raises(ValueError, match=r"cannot be saved.*lambda.*of a search save best_"):
+            save_model(odd, path)
+        assert path.read_bytes() == before
 
 
 def test_weights_in_the_place_of_groups_are_refused():

@@ -16,6 +16,7 @@ from typing import Annotated
 import tyro
 
 from bilevax.arguments import positive
+from bilevax.progress import EVERY, Progress
 
 #: The files that are written, the last one if asked for.
 FILES = ("report.html", "card.md", "results.json", "model.skops", "model.onnx")
@@ -88,19 +89,21 @@ def robust(
     _check_folder(out, overwrite)
     if onnx:
         _check_onnx()
-    notes: list[str] = []
-    if demo:
-        known = datasets.load_digits()
-        table, name, label, group = known.table, known.name, known.label, known.group_columns
-    else:
-        assert data is not None
-        print(f"bilevax: reading {data}", file=sys.stderr)
-        (table, notes), name = read(data, sep, encoding), data.name
-    prepared = prepare(
-        table, name, label, group, with_label=not groups_alone, split=split, drop=drop,
-        least=least, seed=seed, drop_unlabelled=drop_unlabelled, notes=notes,
-    )  # fmt: skip
-    del table
+    with Progress(None, unit="steps", label=str(data or "digits"), total=2, every=EVERY) as bar:
+        bar.show(now="reading")
+        if demo:
+            known, notes = datasets.load_digits(), []
+            table, name = known.table, known.name
+            label, group = known.label, known.group_columns
+        else:
+            assert data is not None
+            (table, notes), name = read(data, sep, encoding), data.name
+        bar.show(1, now="columns")
+        prepared = prepare(
+            table, name, label, group, with_label=not groups_alone, split=split, drop=drop,
+            least=least, seed=seed, drop_unlabelled=drop_unlabelled, notes=notes,
+        )  # fmt: skip
+        del table
     for note in prepared.notes:
         print(f"Note: {note}.")
     command = shlex.join(["bilevax", *sys.argv[1:]])

@@ -19,6 +19,7 @@ from bilevax.learn._fit import fit_lower
 from bilevax.learn._newton import Lower
 from bilevax.learn._risk import Risk
 from bilevax.learn._rows import Rows
+from bilevax.learn._threads import threads_for
 
 #: Fewer validation rows than this say little about a group.
 FEW = 5
@@ -175,7 +176,8 @@ class PricedClassifier(RobustClassifier):
 
     def _solve(self, rows: Rows, risk: Risk, eta: float, l2: float) -> Lower:
         """Find the saddle point and keep it."""
-        found = fit_lower(rows, risk, eta, l2, self.tol, self.max_iter, self.solver)
+        with threads_for(*rows.x.shape):
+            found = fit_lower(rows, risk, eta, l2, self.tol, self.max_iter, self.solver)
         lower, self.gap_, self.n_iter_, self.solver_ = found
         self._keep(rows, lower.w)
         return lower

@@ -123,10 +123,12 @@ def _plain(column: Any) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the cells that are plain ones, which is quick, and which cells are left."""
     if pd.api.types.is_datetime64_any_dtype(column):
         return np.full(len(column), np.nan), np.ones(len(column), dtype=bool)
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        column = column.astype(object)
-    plain: Any = pd.to_numeric(column, errors="coerce")
-    found = np.array(plain.to_numpy(float, na_value=np.nan))
+    if pd.api.types.is_numeric_dtype(column):
+        found = np.array(column.to_numpy(float, na_value=np.nan))
+    else:
+        code, distinct = pd.factorize(column)
+        plain: Any = pd.to_numeric(np.asarray(distinct, dtype=object), errors="coerce")
+        found = np.append(np.asarray(plain, dtype=float), np.nan)[code]
     return found, np.isnan(found)
 
 

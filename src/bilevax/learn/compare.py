@@ -13,15 +13,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 
 from bilevax import __version__
+from bilevax.learn._threads import threads_for
 from bilevax.learn.group import GroupDROClassifier, TunedGroupDROClassifier
 from bilevax.learn.table import PARTS, Table, encoder
-from bilevax.progress import Progress
+from bilevax.progress import EVERY, Progress
 
 #: The grid that a careful person would search, and the η at which the curve is drawn.
 ETAS, L2S = np.geomspace(1e-2, 10**1.5, 8), np.geomspace(1, 1e-4, 5)
 CURVE = np.geomspace(1e-3, 1e2, 26)
-#: Seconds between lines of progress where there is no terminal.
-EVERY = 5.0
 #: Steps of LogisticRegression's own solver.
 MOST_STEPS = 5000
 
@@ -78,7 +77,8 @@ def compare(
     with Progress(progress, total=total, unit="fits", label=table.name, every=EVERY) as bar:
         bar.show(now="encoding")
         data = Encoded(table)
-        fits = list(_fits(data, grid, tolerance, bar))
+        with threads_for(*data.X["train"].shape):  # also of scikit-learn's products
+            fits = list(_fits(data, grid, tolerance, bar))
         model, tuned = fits[-1]
         curve = []
         for eta in etas:

@@ -200,5 +200,7 @@ def group_counts(X: Any, columns: Sequence[str]) -> dict[str, int]:
 def _check_table(X: Any) -> None:
     if not isinstance(X, pd.DataFrame):
         raise TypeError(f"a table with named columns (pandas.DataFrame) is needed, not {type(X)}")
+    if odd := [name for name in X.columns if not isinstance(name, str)]:
+        raise TypeError(f"the names of columns must be text, not {odd[0]!r}")
     if twice := sorted(set(map(str, X.columns[X.columns.duplicated()]))):
         raise ValueError(f"there is more than one column {', '.join(twice)}")
