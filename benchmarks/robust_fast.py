@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,14 +37,14 @@ def write(path: Path, n: int, columns: int) -> None:
     table = pd.DataFrame(numbers.round(4), columns=[f"x{j}" for j in range(columns - 6)])
     for j, many in enumerate((3, 5, 12)):
         table[f"kind{j}"] = draw.choice([f"k{i}" for i in range(many)] + ["?"], n)
-    day = pd.Timestamp("2015-01-01") + pd.to_timedelta(draw.integers(0, 3000, n), "D")
+    day: Any = pd.Timestamp("2015-01-01") + pd.to_timedelta(draw.integers(0, 3000, n), "D")
     table["since"] = day.strftime("%d.%m.%Y")
     table["pay"] = pd.Series(draw.integers(1000, 9000, n)).map("${:,}".format)
     table["region"], table["label"] = region, label
     table.to_csv(path, index=False)
 
 
-def measured(n: int, columns: int) -> dict[str, object]:
+def measured(n: int, columns: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "raw.csv"
         write(path, n, columns)
@@ -79,16 +80,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--columns", type=int, default=20)
+    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the results there")
     args = parser.parse_args()
-    result = measured(args.rows, args.columns)
-    print(json.dumps(result, indent=1))
+    results = []
+    for _ in range(args.repetitions):
+        results.append(measured(args.rows, args.columns))
+        print(json.dumps(results[-1], indent=1), flush=True)
     if args.json:
         record = {
             "command": shlex.join(["python", *sys.argv]),
             "cores": os.cpu_count(),
             "targets": {"seconds": MOST_SECONDS, "gigabytes": MOST_GIGABYTES},
-            "result": result,
+            "results": results,
         }
         args.json.write_text(json.dumps(record, indent=1) + "\n")
 

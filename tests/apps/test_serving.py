@@ -24,6 +24,7 @@ from bilevax.learn import (
     save_model,
 )
 from bilevax.learn.columns import kind_of, read_as
+from bilevax.learn.compare import Encoded
 from bilevax.learn.delimited import read
 from bilevax.learn.reader import TableReader
 from bilevax.learn.serving import drift, serve
@@ -150,6 +151,21 @@ def test_the_graph_agrees_with_the_model(made):
     label, probability = session.run(None, graph_inputs(pipeline, rows))
     np.testing.assert_allclose(probability, expected, atol=1e-6)
     assert (label == pipeline.classes_[expected.argmax(axis=1)]).all()
+
+
+def test_the_graph_of_categories_alone():
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    pytest.importorskip("skl2onnx", reason="needs skl2onnx")
+    from bilevax.learn.export import graph_inputs, to_onnx
+
+    rows = odd_table()[["town", "sex", "good"]]
+    rows = rows[rows["good"] != ""].assign(good=rows["good"] == "yes")
+    data = Encoded(prepare(rows, "odd", "good", ["sex"]))
+    pipeline = data.served(data.fit(GroupDROClassifier()))
+    session = onnxruntime.InferenceSession(to_onnx(pipeline).SerializeToString())
+    label, probability = session.run(None, graph_inputs(pipeline, rows))
+    np.testing.assert_allclose(probability, pipeline.predict_proba(rows), atol=1e-6)
+    np.testing.assert_array_equal(label.astype(bool), pipeline.predict(rows))
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -77,7 +77,7 @@ def compare(
     with Progress(progress, total=total, unit="fits", label=table.name, every=EVERY) as bar:
         bar.show(now="encoding")
         data = Encoded(table)
-        with threads_for(*data.X["train"].shape):  # also of scikit-learn's products
+        with threads_for(*np.shape(data.X["train"])):  # also of scikit-learn's products
             fits = list(_fits(data, grid, tolerance, bar))
         model, tuned = fits[-1]
         curve = []

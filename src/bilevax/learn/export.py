@@ -29,6 +29,7 @@ OPSET = {"": 18, "ai.onnx.ml": 3}
 def to_onnx(model: Any) -> Any:
     """The graph of a fitted pipeline or classifier, with the outputs `label` and `probabilities`.
 
+    Labels that are truth values become 0 and 1.
     A pipeline that begins with a `TableReader` has an input for each column, others have one, `X`.
     """
     from skl2onnx import convert_sklearn
@@ -84,14 +85,20 @@ def _reader(model: Any) -> TableReader | None:
 
 def _register(kind: type) -> None:
     from skl2onnx import update_registered_converter
-    from skl2onnx.common.shape_calculator import calculate_linear_classifier_output_shapes
 
-    calculate: Any = calculate_linear_classifier_output_shapes
     options = {"zipmap": [True, False, "columns"], "nocl": [True, False]}
     options["output_class_labels"] = [True, False]
-    update_registered_converter(
-        kind, f"Bilevax{kind.__name__}", calculate, _linear, options=options
-    )
+    update_registered_converter(kind, f"Bilevax{kind.__name__}", _outputs, _linear, options=options)
+
+
+def _outputs(operator: Any) -> None:
+    """A label and a probability of each class for each row."""
+    from skl2onnx.common.data_types import DoubleTensorType, Int64TensorType, StringTensorType
+
+    classes = operator.raw_operator.classes_
+    kind = Int64TensorType if classes.dtype.kind in "iub" else StringTensorType
+    operator.outputs[0].type = kind([None])
+    operator.outputs[1].type = DoubleTensorType([None, len(classes)])
 
 
 def _ops(container: Any) -> Any:
