@@ -12,7 +12,7 @@ from typing import Any
 from deep_tables import deep_ablation, deep_cost, deep_dominoes
 from deep_variance_tables import deep_variance
 from paper_tables import exponents, published
-from robust_tables import robust, robust_large
+from robust_tables import robust, robust_fast, robust_large, robust_threads
 from stochastic_tables import (
     coverage,
     minibatches,
@@ -778,7 +778,8 @@ within one run do. Every number below is read from `results/` by `tables.py`.
         coverage,
         sapd_overhead,
     )
-    others += measured(robust, robust_large, deep_dominoes, deep_ablation, deep_variance, deep_cost)
+    others += measured(robust, robust_large, robust_fast, robust_threads)
+    others += measured(deep_dominoes, deep_ablation, deep_variance, deep_cost)
     parts = [linear(), linear_tight(), *others, suite(), together(), optfom_overhead(), library()]
     (HERE / "README.md").write_text("\n".join([intro, *parts]))
 

@@ -36,6 +36,10 @@ class Encoded:
         self.y = {p: table.parts[p].y for p in PARTS}
         self.groups = {p: table.parts[p].groups for p in PARTS}
 
+    @property
+    def columns(self) -> int:
+        return len(self.encoder.get_feature_names_out())
+
     def counts(self, part: str) -> np.ndarray:
         """Rows of each group."""
         return np.array([np.sum(self.groups[part] == g) for g in self.table.groups])
@@ -77,7 +81,7 @@ def compare(
     with Progress(progress, total=total, unit="fits", label=table.name, every=EVERY) as bar:
         bar.show(now="encoding")
         data = Encoded(table)
-        with threads_for(*np.shape(data.X["train"])):  # also of scikit-learn's products
+        with threads_for(len(data.y["train"]), data.columns):  # also of scikit-learn's products
             fits = list(_fits(data, grid, tolerance, bar))
         model, tuned = fits[-1]
         curve = []
@@ -92,7 +96,7 @@ def compare(
         "data": {
             "name": table.name,
             "rows": sum(sizes.values()),
-            "features": len(data.encoder.get_feature_names_out()),
+            "features": data.columns,
             "label": table.label,
             "group_columns": list(table.group_columns),
             "with_label": table.with_label,
