@@ -151,10 +151,11 @@ def robust_threads() -> str:
     loads = [run["load"] for r in record["results"] for way in r["runs"].values() for run in way]
     return f"""## Threads of the BLAS
 
-One thread against as many as there are cores, {record["cores"]}, on a machine with a load of
-{min(loads):.0f} to {max(loads):.0f}: medians of {repetitions} runs that take turns. Where others need the cores, a product waits for its slowest thread. On idle cores,
-which are not measured here, threads save at most as many times as there are cores; the estimators
-leave them to large products for that. `{record["command"]}`
+One thread against as many as there are cores, {record["cores"]}: medians of {repetitions} runs that
+take turns, under a load of {min(loads):.0f} to {max(loads):.0f}. Where others need the cores, a
+product waits for its slowest thread. On idle cores threads save at most as many times as there are
+cores, which is not measured here; the estimators leave them to large products for that.
+`{record["command"]}`
 
 {table(header, rows)}
 """
