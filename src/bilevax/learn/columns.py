@@ -37,7 +37,7 @@ DATES = {
 #: A column of more distinct words than this is one of numbers if nearly all words are numbers.
 MANY_WORDS, NEARLY_ALL = 50, 0.95
 _DAY = np.timedelta64(1, "D")
-_WHOLE = re.compile(r"([+-]?\d+)\.0+")
+_WHOLE = re.compile(r"([+-]?\d+)\.0")  # "1.000" may be a thousand
 _CURRENCY = re.compile(r"[$€£¥₹]|\b(?:usd|eur|gbp|chf|jpy)\b", re.IGNORECASE)
 #: Digits in groups of three between the signs {0}, then a fraction after the sign {1}.
 _GROUPED = r"[+-]?(?:\d{{1,3}}(?:{0}\d{{3}})+|\d+)?(?:{1}\d*)?(?:[eE][+-]?\d+)?"
