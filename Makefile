@@ -87,6 +87,8 @@ bench: .venv/dev
 	test ! -d ../shared/data || $(BIN)/python benchmarks/model_problem.py --json benchmarks/results/model_problem.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/minibatches.py --json benchmarks/results/minibatches.json
 	$(BIN)/python benchmarks/robust_large.py --json benchmarks/results/robust_large.json
+	$(BIN)/python benchmarks/robust_fast.py --json benchmarks/results/robust_fast.json
+	$(BIN)/python benchmarks/robust_threads.py --json benchmarks/results/robust_threads.json
 	# On an accelerator (its results are kept): benchmarks/deep_cost.py, benchmarks/deep_variance.py and
 	# benchmarks/deep_dominoes.py, which makes deep_dominoes.json and, with --ablation, deep_ablation.json.
 	$(BIN)/python benchmarks/vmap_linear.py --json benchmarks/results/vmap_linear.json

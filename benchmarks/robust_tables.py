@@ -110,3 +110,52 @@ slower for every number of rows, and has been removed since. `{record["command"]
 
 {table(header, rows)}{ended}
 """
+
+
+def robust_fast() -> str:
+    record = read("robust_fast")
+    rows = [
+        [
+            f"{r['rows']:,} × {r['columns']}", f"{r['file_megabytes']:.0f}", f"{r['load'][0]:.1f}",
+            f"{r['seconds']:.0f}", f"{r['cpu_seconds']:.1f}", f"{r['peak_gigabytes']:.2f}",
+            str(len(r["stderr"])), "failed" if r["exit"] else f"{r['epsilon']:.1e}",
+        ]
+        for r in record["results"]
+    ]  # fmt: skip
+    header = ["rows × columns", "MB of CSV", "load", "s", "CPU s", "peak GB", "lines", "ε"]
+    goal = record["targets"]
+    return f"""## Many rows of raw text, quickly
+
+`{record["results"][0]["call"]}`, reading included, on {record["cores"]} cores shared with other
+work: the load is the number of processes that wanted one when it began. CPU seconds are what it
+needs of cores that are idle. Asked for are {goal["seconds"]} s and {goal["gigabytes"]:g} GB; the
+lines are those of progress, without a terminal. `{record["command"]}`
+
+{table(header, rows)}
+"""
+
+
+def robust_threads() -> str:
+    record = read("robust_threads")
+    rows = [
+        [
+            f"{r['rows']:,} × {r['columns']}", r["fit"], f"{r['one_seconds']:.2f}",
+            f"{r['all_seconds']:.2f}", f"{r['one_cpu_seconds']:.2f}",
+            f"{r['all_cpu_seconds']:.2f}", f"{r['all_seconds'] / r['one_seconds']:.1f}",
+            "one" if r["chosen"] == "one" else "as many as there are",
+        ]
+        for r in record["results"]
+    ]  # fmt: skip
+    header = ["X", "group DRO", "s, one", "s, all", "CPU s, one", "CPU s, all", "ratio", "chosen"]
+    repetitions = len(record["results"][0]["runs"]["one"])
+    loads = [run["load"] for r in record["results"] for way in r["runs"].values() for run in way]
+    return f"""## Threads of the BLAS
+
+One thread against as many as there are cores, {record["cores"]}: medians of {repetitions} runs that
+take turns, under a load of {min(loads):.0f} to {max(loads):.0f}. Where others need the cores, a
+product waits for its slowest thread. On idle cores threads save at most as many times as there are
+cores, which is not measured here; the estimators leave them to large products for that.
+`{record["command"]}`
+
+{table(header, rows)}
+"""

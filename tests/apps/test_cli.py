@@ -7,6 +7,7 @@ import sys
 import jax
 import pytest
 
+import bilevax
 from bilevax.cli import main
 from bilevax.problems import library
 
@@ -58,6 +59,20 @@ def test_bad_input_exits_with_two_and_a_sentence(capsys, args, named):
     assert code == 2
     assert named in err
     assert "Traceback" not in err
+
+
+def test_the_help_says_what_for_and_what_is_required(capsys):
+    code, out, _ = run(capsys, "--version")
+    assert (code, out) == (0, f"bilevax {bilevax.__version__}\n")
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert out.split("\n\n")[1].startswith("Train classifiers whose worst group does well")
+    code, out, _ = run(capsys, "robust", "--help")
+    words = " ".join(out.replace("│", " ").split())
+    assert words.count("(required, but for --demo)") == 3
+    flags = ("--label", "--group", "--out", "--fast", "--split", "--tolerance", "--seed")
+    places = [words.index(f"{flag} ") for flag in flags]
+    assert places == sorted(places)
 
 
 @pytest.fixture

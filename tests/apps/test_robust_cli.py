@@ -10,6 +10,8 @@ from test_learn_data import people
 from bilevax.cli import main
 from bilevax.learn.models import load_model
 
+WRITTEN = ["card.md", "model.skops", "report.html", "results.json"]
+
 
 def run(*given):
     with pytest.raises(SystemExit) as ended:
@@ -25,7 +27,7 @@ def demo(tmp_path_factory):
 
 
 def test_the_demo_writes_a_model_results_and_a_report(demo):
-    assert sorted(p.name for p in demo.iterdir()) == ["model.skops", "report.html", "results.json"]
+    assert sorted(p.name for p in demo.iterdir()) == WRITTEN
     results = json.loads((demo / "results.json").read_text())
     methods = {m["key"]: m for m in results["methods"]}
     assert list(methods) == ["erm", "reweighted", "dro", "grid", "tuned", "hierarchical"]
@@ -133,6 +135,6 @@ def test_an_earlier_folder_is_replaced_when_asked(tmp_path):
     (out / "results.json").write_text("{}")
     call = (tmp_path / "p.csv", "--label", "hired", "--group", "sex", "--out", out, "--overwrite")
     assert run(*call, "--bootstrap", 100) == 0
-    assert sorted(p.name for p in out.iterdir()) == ["model.skops", "report.html", "results.json"]
+    assert sorted(p.name for p in out.iterdir()) == WRITTEN
     assert json.loads((out / "results.json").read_text())["bootstrap"] == 100
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "p.csv"]

@@ -1,6 +1,7 @@
-"""The progress bar: on a terminal, and nowhere else."""
+"""The progress of a run: a bar on a terminal, lines elsewhere where they are asked for."""
 
 import sys
+import time
 
 import pytest
 
@@ -60,3 +61,19 @@ def test_what_is_not_shown_does_not_import_tqdm(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)  # its import would fail
     with Progress(False, total=10, unit="gradients") as bar:
         bar.show(5)
+
+
+def test_elsewhere_lines_are_written_also_while_nothing_is_reported(capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    with Progress(None, total=10, unit="fits", label="t.csv", every=0.01) as bar:
+        bar.show(4, now="tuned")
+        time.sleep(0.1)
+    shown = lines(capfd).splitlines()
+    assert len(shown) > 1
+    assert shown[-1].startswith("t.csv: 4 of 10 fits, now = tuned, ")
+    time.sleep(0.03)
+    assert lines(capfd) == ""
+    with Progress(False, unit="fits", every=0.01):
+        time.sleep(0.05)
+    assert lines(capfd) == ""

@@ -9,22 +9,31 @@ from typing import Any
 import jax
 import tyro
 
+from bilevax import __version__
 from bilevax.cache import enable_cache_as_asked
 from bilevax.cli.meta import meta
+from bilevax.cli.predict import predict
 from bilevax.cli.robust import robust
 from bilevax.cli.solve import demo, solve
+
+#: The first line of the help.
+PURPOSE = (
+    "Train classifiers whose worst group does well (robust, predict, deep), and solve bilevel "
+    "problems with a certificate (demo, solve, bench). --version says which version this is."
+)
 
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line; exits with 1 when an answer is not certified, with 2 on bad input."""
     args = sys.argv[1:] if args is None else list(args)
+    if args == ["--version"]:
+        print(f"bilevax {__version__}")
+        sys.exit(0)
     if args[:1] != ["deep"]:  # whose networks compute in float32 or less
         jax.config.update("jax_enable_x64", True)
     _enable_cache()
     try:
-        code = _commands(args).cli(
-            prog="bilevax", description="Certified bilevel optimisation.", args=args
-        )
+        code = _commands(args).cli(prog="bilevax", description=PURPOSE, args=args)
     except ImportError as error:
         if args[:1] != ["deep"]:
             raise
@@ -44,7 +53,7 @@ def main(args: list[str] | None = None) -> None:
 def _commands(args: list[str]) -> tyro.extras.SubcommandApp:
     """All commands; those that import much are complete only where they are asked for."""
     commands = tyro.extras.SubcommandApp()
-    for command in (demo, solve, robust, meta):
+    for command in (robust, predict, meta, demo, solve):
         commands.command(command)
     completion = any(arg.startswith("--tyro-") for arg in args)  # a shell's, which needs them all
     bench: Any = lambda: 2  # never called

@@ -49,17 +49,18 @@ def meta(
         seed: the seed of the new tasks and of the splits.
     """
     try:
+        from bilevax.learn.delimited import read
         from bilevax.learn.meta_table import learn_tasks, prepare_tasks, table_of
         from bilevax.learn.models import save_model
-        from bilevax.learn.table import read
     except ImportError as error:
         raise ValueError(f"this needs pip install 'bilevax[learn]' ({error})") from None
     positive(tolerance, "--tolerance")
     probability(new, "--new")
     whole(least, "--least", 2)
     check_folder(out, overwrite, FILES)
+    table, notes = read(data)
     prepared = prepare_tasks(
-        read(data), data.name, label, task, drop=drop, new=new, least=least, seed=seed
+        table, data.name, label, task, drop=drop, new=new, least=least, seed=seed, notes=notes
     )
     command = shlex.join(["bilevax", *sys.argv[1:]])
     with new_folder(out) as folder:

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
+import pandas as pd
 from scipy import special
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -18,6 +19,7 @@ from bilevax.learn._fit import fit_lower
 from bilevax.learn._newton import Lower
 from bilevax.learn._risk import Risk
 from bilevax.learn._rows import Rows
+from bilevax.learn._threads import threads_for
 
 #: Fewer validation rows than this say little about a group.
 FEW = 5
@@ -178,7 +180,8 @@ class PricedClassifier(RobustClassifier):
 
     def _solve(self, rows: Rows, risk: Risk) -> Lower:
         """Find the saddle point and keep it."""
-        found = fit_lower(self._lower, rows, risk, self.tol, self.max_iter, self.solver)
+        with threads_for(*rows.x.shape):
+            found = fit_lower(self._lower, rows, risk, self.tol, self.max_iter, self.solver)
         lower, self.gap_, self.n_iter_, self.solver_ = found
         self._keep(rows, lower.w)
         return lower
@@ -191,12 +194,25 @@ def coded(groups: Any, count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"{name} must have one entry for each of the {count} rows, not shape {groups.shape}"
         )
-    if missing := sum(g is None or g != g for g in groups.tolist()):
-        raise ValueError(f"{name}: {missing} rows have no group (NaN or None); name one for them")
+    if missing := int(pd.isna(groups).sum()):
+        raise ValueError(
+            f"{name}: {missing} rows have no group (NaN, None or NA); name one for them"
+        )
+    if _are_weights(groups):
+        raise ValueError(
+            f"{name} are numbers such as {groups[np.argmax(groups % 1 != 0)]:g}, which are weights "
+            "rather than groups; these go by name: fit(X, y, sample_weight=…)"
+        )
     try:
         return np.unique(groups, return_inverse=True)
     except TypeError:
         raise TypeError(f"{name} must all be of one kind, such as strings or numbers") from None
+
+
+def _are_weights(groups: np.ndarray) -> bool:
+    """Whether these are floats that are not whole, or all the same, which name no groups."""
+    odd = groups.dtype.kind == "f" and ((groups % 1 != 0).any() or np.ptp(groups) == 0)
+    return bool(odd)
 
 
 def check_groups(names: np.ndarray, sample: Sample, part: str) -> None:

@@ -15,6 +15,7 @@ from bilevax.learn._fit import TunedFit, fit_levels
 from bilevax.learn._problem import bilevel_problem, start_point
 from bilevax.learn._risk import Risk
 from bilevax.learn._split import held_out
+from bilevax.learn._threads import threads_for
 from bilevax.learn._tuning import Levels, Step
 from bilevax.problems import BilevelProblem, Point
 from bilevax.progress import Progress
@@ -132,7 +133,8 @@ class TunedClassifier(RobustClassifier):
                 shown = {"η": f"{step.eta:.3g}", "l2": f"{step.l2:.3g}"}
                 bar.show(count, **shown, loss=f"{step.worst_loss:.4f}")
 
-            fit = fit_levels(levels, float(self.tol), self.solver, report)
+            with threads_for(*levels.train.x.shape):
+                fit = fit_levels(levels, float(self.tol), self.solver, report)
         self._keep(levels.train, fit.judged.y1)
         self.eta_, self.l2_ = (float(v) for v in np.exp(fit.tuned.x[:2]))
         self.certificate_ = fit.judged.certificate

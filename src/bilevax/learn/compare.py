@@ -13,10 +13,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 
 from bilevax import __version__
+from bilevax.learn._threads import threads_for
 from bilevax.learn.group import GroupDROClassifier, TunedGroupDROClassifier
 from bilevax.learn.hierarchical import TunedHierarchicalDROClassifier
 from bilevax.learn.table import PARTS, Table, encoder
-from bilevax.progress import Progress
+from bilevax.progress import EVERY, Progress
 
 #: The grid that a careful person would search, and the η at which the curve is drawn.
 ETAS, L2S = np.geomspace(1e-2, 10**1.5, 8), np.geomspace(1, 1e-4, 5)
@@ -36,9 +37,18 @@ class Encoded:
         self.y = {p: table.parts[p].y for p in PARTS}
         self.groups = {p: table.parts[p].groups for p in PARTS}
 
+    @property
+    def columns(self) -> int:
+        return len(self.encoder.get_feature_names_out())
+
     def counts(self, part: str) -> np.ndarray:
         """Rows of each group."""
         return np.array([np.sum(self.groups[part] == g) for g in self.table.groups])
+
+    def served(self, model: Any) -> Pipeline:
+        """A fitted model with all that comes before it: it takes rows as they come."""
+        steps = [("reader", self.table.reader), ("encoder", self.encoder), ("classifier", model)]
+        return Pipeline(steps)
 
     def fit(self, model: GroupDROClassifier) -> GroupDROClassifier:
         """Fit a model to the training part."""
@@ -60,15 +70,23 @@ def compare(
     seed: int = 0,
     command: str = "",
     progress: bool | None = None,
+    fast: bool = False,
 ) -> tuple[dict[str, Any], Pipeline]:
-    """All results, as results.json has them, and the tuned model with its encoder."""
-    data = Encoded(table)
-    count = 5 + len(ETAS) * len(L2S)
-    with Progress(progress, total=count + len(CURVE), unit="fits", label=table.name) as bar:
-        fits = list(_fits(data, tolerance, bar))
+    """All results, as results.json has them, and the tuned model that takes raw rows.
+
+    `fast` leaves out the grid search, the curve of the loss against η, and rows that move.
+    """
+    grid, etas = ([], []) if fast else (_grid(), CURVE)
+    count = 4 + len(grid) + (not fast)
+    total = count + len(etas)
+    with Progress(progress, total=total, unit="fits", label=table.name, every=EVERY) as bar:
+        bar.show(now="encoding")
+        data = Encoded(table)
+        with threads_for(len(data.y["train"]), data.columns):  # also of scikit-learn's products
+            fits = list(_fits(data, grid, tolerance, bar, fast))
         model, tuned = next(pair for pair in fits if pair[1]["key"] == "tuned")
         curve = []
-        for eta in CURVE:
+        for eta in etas:
             curve.append(data.worst_loss(data.fit(GroupDROClassifier(eta, tuned["l2"]))))
             bar.show(count + len(curve), now="loss against η")
     counts = {part: data.counts(part) for part in PARTS}
@@ -79,7 +97,7 @@ def compare(
         "data": {
             "name": table.name,
             "rows": sum(sizes.values()),
-            "features": len(data.encoder.get_feature_names_out()),
+            "features": data.columns,
             "label": table.label,
             "group_columns": list(table.group_columns),
             "with_label": table.with_label,
@@ -93,7 +111,7 @@ def compare(
         "methods": [fit | _accuracies(model, data, bootstrap, seed) for model, fit in fits],
         "loss_against_eta": {
             "l2": tuned["l2"],
-            "eta": [float(e) for e in CURVE],
+            "eta": [float(e) for e in etas],
             "worst_validation_loss": curve,
             "tuned_eta": tuned["eta"],
             "tuned_loss": data.worst_loss(model),
@@ -106,10 +124,16 @@ def compare(
         "seed": seed,
         "notes": table.notes,
     }
-    return results, Pipeline([("encoder", data.encoder), ("classifier", model)])
+    return results, data.served(model)
 
 
-def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _grid() -> list[GroupDROClassifier]:
+    return [GroupDROClassifier(float(eta), float(l2)) for l2 in L2S for eta in ETAS]
+
+
+def _fits(
+    data: Encoded, grid: list[GroupDROClassifier], tolerance: float, bar: Progress, fast: bool
+) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The methods, one after the other: the fitted model, and what it took."""
     X, y, groups = data.X["train"], data.y["train"], data.groups["train"]
     done, seconds = itertools.count(1), 0.0
@@ -142,13 +166,13 @@ def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[tuple[Any,
     dro = timed("DRO", lambda: data.fit(GroupDROClassifier()))
     yield dro, record("dro", "DRO, default η", dro.eta, dro.l2)
 
-    grid = [GroupDROClassifier(float(eta), float(l2)) for l2 in L2S for eta in ETAS]
     losses = [
         timed(f"grid, η {m.eta:.3g}, l2 {m.l2:.3g}", lambda m=m: data.worst_loss(data.fit(m)))
         for m in grid
     ]
-    best = grid[int(np.argmin(losses))]
-    yield best, record("grid", "DRO, grid search", best.eta, best.l2, len(grid))
+    if grid:
+        best = grid[int(np.argmin(losses))]
+        yield best, record("grid", "DRO, grid search", best.eta, best.l2, len(grid))
 
     tuned = TunedGroupDROClassifier(tol=tolerance)
     names = {"X_val": data.X, "y_val": data.y, "groups_val": data.groups}
@@ -156,6 +180,8 @@ def _fits(data: Encoded, tolerance: float, bar: Progress) -> Iterator[tuple[Any,
     timed("tuned", lambda: tuned.fit(X, y, groups, **held))
     yield tuned, record("tuned", "DRO, tuned", tuned.eta_, tuned.l2_)
 
+    if fast:
+        return
     moved = TunedHierarchicalDROClassifier(tol=tolerance)
     timed("tuned, with moves", lambda: moved.fit(X, y, groups, **held))
     radii = {str(name): float(r) for name, r in zip(moved.groups_, moved.radii_)}

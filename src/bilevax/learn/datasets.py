@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bilevax.learn.columns import MISSING, words
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -37,14 +39,15 @@ class Dataset:
 
 def group_names(table: pd.DataFrame, label: str | None, columns: Sequence[str]) -> np.ndarray:
     """Groups that say what they are, such as "income >50K, sex Female"."""
-    named = ([] if label is None else [label]) + list(columns)
-    parts = zip(*(c + " " + as_text(table[c]) for c in named))
-    return np.array([", ".join(words) for words in parts])
-
-
-def as_text(column: Any) -> Any:
-    """A column as strings, with "(missing)" where it has no value."""
-    return column.astype(object).where(column.notna(), "(missing)").astype(str)
+    names, code = np.array([""], dtype=object), np.zeros(len(table), dtype=np.int64)
+    for column in ([] if label is None else [label]) + list(columns):
+        texts, own = words(table[column])
+        texts = np.append(texts, MISSING)  # whose place is −1
+        both, code = np.unique(code * len(texts) + own % len(texts), return_inverse=True)
+        pairs = zip(names[both // len(texts)], texts[both % len(texts)])
+        said = [(before, f"{column} {text}") for before, text in pairs]
+        names = np.array([", ".join(filter(None, pair)) for pair in said], dtype=object)
+    return names.astype(str)[code]
 
 
 def load_adult(path: str | Path | None = None, attribute: str = "sex") -> Dataset:

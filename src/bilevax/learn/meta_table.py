@@ -12,10 +12,12 @@ from sklearn.pipeline import Pipeline
 
 from bilevax import __version__
 from bilevax.learn._tasks import Part, split_tasks
+from bilevax.learn.columns import kind_of, read_as, words
 from bilevax.learn.compare import aligned
 from bilevax.learn.meta import RobustMetaLearner
 from bilevax.learn.meta_compare import Comparison, Tasks, compare_tasks
-from bilevax.learn.table import MOST_CLASSES, check_column, encoder, features_of
+from bilevax.learn.reader import TableReader
+from bilevax.learn.table import MOST_CLASSES, check_column, encoder, refuse_copies
 from bilevax.progress import Progress
 
 #: A label of numbers with more values than this is a number to predict.
@@ -36,6 +38,7 @@ class TaskTable:
     y: np.ndarray
     tasks: np.ndarray
     is_new: np.ndarray  # of each row: whether its task is held out
+    reader: TableReader
     notes: list[str] = field(default_factory=list)
 
 
@@ -49,21 +52,26 @@ def prepare_tasks(
     new: float = 0.25,
     least: int = 10,
     seed: int = 0,
+    notes: Sequence[str] = (),
 ) -> TaskTable:
-    """Check a table, leave out small tasks, and hold out a share of the others as new ones."""
+    """Check a table, leave out small tasks, and hold out a share of the others as new ones.
+
+    `notes` go before its own.
+    """
     for column in (label, task, *drop):
         check_column(table, column)
     if label == task:
         raise ValueError(f"{label} is the label; the tasks need a column of their own")
     for column, what in ((label, "label"), (task, "task column")):
-        if missing := int(table[column].isna().sum()):
+        texts, code = words(table[column])
+        if missing := int(np.sum(code < 0)):
             raise ValueError(f"the {what} {column} is missing in {missing} of {len(table)} rows")
-    notes: list[str] = []
-    counts = table[task].astype(str).value_counts()
-    if len(small := sorted(counts.index[counts < least])):
-        notes.append(f"left out, with fewer than {least} rows: {', '.join(small)}")
-    table = table[table[task].astype(str).map(counts) >= least]
-    names = np.unique(table[task].astype(str))
+    tasks, notes = texts[code].astype(str), list(notes)
+    names, counts = np.unique(tasks, return_counts=True)
+    if (counts < least).any():
+        notes.append(f"left out, with fewer than {least} rows: {', '.join(names[counts < least])}")
+    kept, names = np.isin(tasks, names[counts >= least]), names[counts >= least]
+    table, tasks = table[kept], tasks[kept]
     held = round(new * len(names))
     if held < FEWEST_NEW or len(names) - held < FEWEST_OLD:
         raise ValueError(
@@ -72,24 +80,32 @@ def prepare_tasks(
             "are needed"
         )
     chosen = np.random.default_rng(seed).permutation(names)[:held]
-    kinds = int(table[label].nunique())
-    number = bool(pd.api.types.is_numeric_dtype(table[label])) and kinds > MOST_VALUES
-    if not number and not 2 <= kinds <= MOST_CLASSES:
+    y, loss = _targets(table[label], label)
+    reader = TableReader(drop=[label, task, *drop])
+    X = reader.fit_transform(table)
+    if loss == "squared":
+        _check_copies(X, pd.Series(y, X.index, name=label))
+    else:
+        refuse_copies(X, y, label)
+    is_new = np.isin(tasks, chosen)
+    return TaskTable(name, label, task, loss, X, y, tasks, is_new, reader, notes + reader.notes_)
+
+
+def _targets(column: Any, label: str) -> tuple[np.ndarray, str]:
+    """What is to be learnt, and by which loss: numbers, or classes as strings."""
+    texts, code = words(column)
+    kind = kind_of(column)
+    if kind["kind"] == "number" and len(texts) > MOST_VALUES:
+        numbers, odd = read_as(column, kind)
+        if odd.any():
+            raise ValueError(f"the label {label} has {odd.sum()} values that are no numbers")
+        return numbers, "squared"
+    if not 2 <= len(texts) <= MOST_CLASSES:
         raise ValueError(
-            f"the label {label} has {kinds} different values; numbers, or 2 to "
+            f"the label {label} has {len(texts)} different values; numbers, or 2 to "
             f"{MOST_CLASSES} classes, can be learnt"
         )
-    y = table[label].to_numpy(float) if number else table[label].astype(str).to_numpy(str)
-    tasks = table[task].astype(str).to_numpy(str)
-    columns = table.drop(columns=[label, task, *drop])
-    if number:
-        _check_copies(columns, table[label])
-    # Numbers are as many as rows: that a column says them all is no sign of a copy.
-    X = features_of(columns, pd.Series(0, table.index) if number else table[label], notes)
-    return TaskTable(
-        name, label, task, "squared" if number else "logistic",
-        X, y, tasks, np.isin(tasks, chosen), notes,
-    )  # fmt: skip
+    return texts[code].astype(str), "logistic"
 
 
 def _check_copies(columns: Any, label: Any) -> None:
@@ -111,7 +127,7 @@ def learn_tasks(
     command: str = "",
     progress: bool | None = None,
 ) -> tuple[dict[str, Any], Pipeline]:
-    """All results, as results.json has them, and the meta-learner with its encoder.
+    """All results, as results.json has them, and the meta-learner with what reads its rows.
 
     Half of each task's rows are to fit or adapt by, half to choose or to test by. Numbers to
     predict are scaled by the mean and the deviation of the old tasks.
@@ -170,7 +186,8 @@ def learn_tasks(
         "seed": seed,
         "notes": table.notes,
     }
-    return results, Pipeline([("encoder", known), ("learner", learner)])
+    steps = [("reader", table.reader), ("encoder", known), ("learner", learner)]
+    return results, Pipeline(steps)
 
 
 def table_of(results: dict[str, Any]) -> str:

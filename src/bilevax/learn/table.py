@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,9 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from bilevax.learn.datasets import as_text, group_names
+from bilevax.learn.columns import kind_of, read_as, words
+from bilevax.learn.datasets import group_names
+from bilevax.learn.reader import MOST_CATEGORIES, TableReader
 
 PARTS = ("train", "validation", "test")
 #: What a split column may call the parts.
@@ -29,8 +30,10 @@ CALLED = {
 SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
 #: A label with more values than this is refused: it is rather a number to predict.
 MOST_CLASSES = 100
-#: A categorical column keeps this many values, the rest become one.
-MOST_CATEGORIES = 50
+#: A group column with more different numbers than this is refused: they are no groups.
+MOST_NUMBERS = 20
+#: An error names this many groups.
+MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -52,38 +55,12 @@ class Table:
     with_label: bool
     groups: np.ndarray  # the distinct ones, sorted
     parts: dict[str, Part]
-    notes: list[str] = field(default_factory=list)  # what was done that the user should know
-
-
-def read(path: Path) -> pd.DataFrame:
-    """A CSV or Parquet file, by its name."""
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    kinds = {suffix.lower() for suffix in path.suffixes}
-    if not kinds & {".csv", ".tsv", ".parquet", ".pq"}:
-        raise ValueError(f"{path}: the name must end in .csv, .tsv or .parquet")
-    try:
-        if kinds & {".parquet", ".pq"}:
-            table = pd.read_parquet(path)
-        else:
-            between = "\t" if ".tsv" in kinds else ","
-            table = pd.read_csv(path, sep=between, skipinitialspace=True, na_values=["?"])
-    except pd.errors.EmptyDataError:
-        raise ValueError(f"{path} is empty") from None
-    except ImportError as error:
-        raise ValueError(f"{path}: Parquet files need pip install pyarrow ({error})") from None
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    if table.empty:
-        raise ValueError(f"{path} has a header but no rows")
-    table.columns = table.columns.map(str)
-    if twice := sorted(table.columns[table.columns.duplicated()]):
-        raise ValueError(f"{path} has the column {', '.join(twice)} more than once")
-    return table
+    reader: TableReader  # how the columns were read, for other rows
+    notes: list[str]  # what was done that the user should know
 
 
 def prepare(
-    table: pd.DataFrame,
+    table: Any,
     name: str,
     label: str,
     group_columns: Sequence[str],
@@ -93,8 +70,10 @@ def prepare(
     drop: Sequence[str] = (),
     least: int = 10,
     seed: int = 0,
+    drop_unlabelled: bool = False,
+    notes: Sequence[str] = (),
 ) -> Table:
-    """Check a table, and cut it into parts with every group in each."""
+    """Check a table, and cut it into parts with every group in each; `notes` go before its own."""
     splits = [] if split is None else [split]
     for column in (label, *group_columns, *splits, *drop):
         check_column(table, column)
@@ -102,19 +81,26 @@ def prepare(
         raise ValueError(f"{label} is the label; groups are the label together with other columns")
     if not group_columns and not with_label:
         raise ValueError("no columns to make groups of")
-    _check_label(table[label], label)
+    known = words(table[label])[1] >= 0
+    notes = list(notes)
+    if drop_unlabelled and not known.all():
+        notes.append(f"{np.sum(~known)} of {len(known)} rows without a label are left out")
+        table, known = table[known], known[known]
+    y = _labels(table[label], label, int(np.sum(~known)))
+    for column in group_columns:
+        _check_group_column(table[column], column)
     groups = group_names(table, label if with_label else None, group_columns)
     part = _split_by(table[split], split, groups, seed) if split else _split(groups, seed)
-    notes: list[str] = []
-    features = features_of(table.drop(columns=[label, *drop, *splits]), table[label], notes)
-    y = table[label].to_numpy()
-    y = y if np.issubdtype(y.dtype, np.number) or y.dtype == bool else y.astype(str)
+    reader = TableReader(drop=[label, *drop, *splits], groups=list(group_columns))
+    features = reader.fit_transform(table)
+    refuse_copies(features, y, label)
     names = np.unique(groups)
     _check_groups(names, groups, part, least)
     parts = {p: Part(features.loc[part == p], y[part == p], groups[part == p]) for p in PARTS}
     if absent := sorted(set(map(str, np.unique(y))) - set(map(str, np.unique(parts["train"].y)))):
         raise ValueError(f"the training part has no row of the label {', '.join(absent)}")
-    return Table(name, label, tuple(group_columns), with_label, names, parts, notes)
+    notes += reader.notes_
+    return Table(name, label, tuple(group_columns), with_label, names, parts, reader, notes)
 
 
 def encoder(features: pd.DataFrame) -> ColumnTransformer:
@@ -146,49 +132,56 @@ def check_column(table: pd.DataFrame, column: str) -> None:
     raise ValueError(f"there is no column {column!r}{hint}")
 
 
-def _check_label(values: Any, label: str) -> None:
-    if missing := int(values.isna().sum()):
-        raise ValueError(f"the label {label} is missing in {missing} of {len(values)} rows")
-    kinds = values.nunique()
-    if kinds < 2:
-        raise ValueError(f"the label {label} is {values.iloc[0]!r} in every row")
-    if kinds > MOST_CLASSES:
+def _labels(column: Any, label: str, missing: int) -> np.ndarray:
+    """The label of each row: a number, a truth value or a string."""
+    if missing:
         raise ValueError(
-            f"the label {label} has {kinds} different values; a classifier needs a few classes"
+            f"the label {label} is missing in {missing} of {len(column)} rows; "
+            "--drop-unlabelled leaves them out"
         )
+    texts, code = words(column)
+    if len(texts) < 2:
+        raise ValueError(f"the label {label} is {column.iloc[0]!r} in every row")
+    if len(texts) > MOST_CLASSES:
+        raise ValueError(
+            f"the label {label} has {len(texts)} different values; a classifier needs a few classes"
+        )
+    kind = kind_of(column)
+    if kind["kind"] not in ("number", "truth"):
+        return texts[code].astype(str)
+    numbers, odd = read_as(column, kind)
+    if odd.any():
+        return texts[code].astype(str)
+    whole = bool((numbers % 1 == 0).all())
+    return numbers.astype(bool if kind["kind"] == "truth" else np.int64 if whole else float)
 
 
-def features_of(columns: pd.DataFrame, label: Any, notes: list[str]) -> pd.DataFrame:
-    """The columns that can be learnt from, as numbers or as strings."""
-    constant, features = [], {}
-    for name in columns:
-        column: Any = columns[name]
-        kinds, whole = column.nunique(), column.notna().all()
-        if kinds == 0 or (kinds == 1 and whole):
-            constant.append(name)
-            continue
-        pairs = label.groupby([column, label], observed=True)
-        if whole and kinds == label.nunique() == pairs.ngroups:
+def _check_group_column(column: Any, name: str) -> None:
+    """Refuse a column of many numbers, which are rather a quantity than names of groups."""
+    count = len(words(column)[0])
+    if count <= MOST_NUMBERS or kind_of(column)["kind"] not in ("number", "date"):
+        return
+    ranges = f"pandas.qcut(table[{name!r}], 4).astype(str)"
+    raise ValueError(
+        f"the group column {name} has {count} different values, a quantity; make groups of its "
+        f"ranges, in a column such as {ranges}"
+    )
+
+
+def refuse_copies(features: pd.DataFrame, y: np.ndarray, label: str) -> None:
+    """Refuse a column that says the label in other words."""
+    _, own = np.unique(y, return_inverse=True)
+    count = own.max() + 1
+    for name in features:
+        code, kinds = pd.factorize(features[name])
+        if (
+            len(kinds) == count
+            and (code >= 0).all()
+            and len(np.unique(code * count + own)) == count
+        ):
             raise ValueError(
-                f"the column {name} is a copy of the label {label.name}; leave it out with "
-                f"--drop {name}"
+                f"the column {name} is a copy of the label {label}; leave it out with --drop {name}"
             )
-        if pd.api.types.is_numeric_dtype(column):  # truth values too
-            features[name] = column.astype(float)
-            if infinite := int(np.isinf(features[name]).sum()):
-                raise ValueError(f"the column {name} is infinite in {infinite} rows")
-            continue
-        if kinds > MOST_CATEGORIES:
-            notes.append(
-                f"{name} has {kinds} categories: the {MOST_CATEGORIES - 1} most frequent are "
-                "kept, the others count as one"
-            )
-        features[name] = as_text(column).astype(object)
-    if constant:
-        notes.append(f"left out, because they are constant: {', '.join(constant)}")
-    if not features:
-        raise ValueError("there is no column to learn from")
-    return pd.DataFrame(features, index=columns.index)
 
 
 def _split(groups: np.ndarray, seed: int) -> np.ndarray:
@@ -234,14 +227,16 @@ def _split_by(column: Any, name: str, groups: np.ndarray, seed: int) -> np.ndarr
 
 
 def _check_groups(names: np.ndarray, groups: np.ndarray, part: np.ndarray, least: int) -> None:
-    counts = {(p, g): int(np.sum((part == p) & (groups == g))) for p in PARTS for g in names}
-    small = [
-        f"{str(g)!r} has {count or 'no'} rows in the {p} part"
-        for (p, g), count in counts.items()
-        if count < least
-    ]
+    small = []
+    for p in PARTS:
+        own, counts = np.unique(groups[part == p], return_counts=True)
+        known = dict(zip(own.tolist(), counts.tolist()))
+        few = [(name, known.get(name, 0)) for name in names.tolist() if known.get(name, 0) < least]
+        small += [f"{name!r} has {count or 'no'} rows in the {p} part" for name, count in few]
     if small:
+        more = len(small) - MOST_NAMED
+        said = small[:MOST_NAMED] + ([f"and {more} more"] if more > 0 else [])
         raise ValueError(
             "groups too small to estimate (fewer than --least "
-            f"{least} rows): {'; '.join(small)}. Merge groups, or give fewer --group columns"
+            f"{least} rows): {'; '.join(said)}. Merge groups, or give fewer --group columns"
         )

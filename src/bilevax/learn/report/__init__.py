@@ -24,7 +24,7 @@ from bilevax.learn.report.words import (
     short_number,
 )
 
-__all__ = ["report"]
+__all__ = ["finding", "report"]
 
 FILTERS = (as_percent, as_loss, as_whole, as_seconds, short_number)
 
@@ -44,13 +44,13 @@ def report(results: dict[str, Any]) -> str:
     data = results["data"]
     return templates.get_template("page.html").render(
         results=results,
-        finding=_finding(results),
+        finding=finding(results),
         grouping=[data["label"]] * bool(data.get("with_label")) + list(data["group_columns"]),
         pictures=[(Markup(svg), caption) for svg, caption in pictures(results)],
     )
 
 
-def _finding(results: dict[str, Any]) -> str:
+def finding(results: dict[str, Any]) -> str:
     """What came out: the tuned classifier against plain training."""
     methods = {method["key"]: method for method in results["methods"]}
     plain, tuned = methods["erm"], methods["tuned"]
