@@ -85,6 +85,7 @@ bench: .venv/dev
 	test ! -d ../shared/data || $(BIN)/python benchmarks/meta.py --cases 'images, 5-way 1-shot' 'images, 5-way 5-shot' --json benchmarks/results/meta_images.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/people.py $(beside) --json benchmarks/results/people.json --plot benchmarks/results/people.png
 	test ! -d ../shared/data || $(BIN)/python benchmarks/model_problem.py --json benchmarks/results/model_problem.json
+	$(BIN)/python benchmarks/meta_problem.py --json benchmarks/results/meta_problem.json
 	test ! -d ../shared/data || $(BIN)/python benchmarks/minibatches.py --json benchmarks/results/minibatches.json
 	$(BIN)/python benchmarks/robust_large.py --json benchmarks/results/robust_large.json
 	$(BIN)/python benchmarks/robust_fast.py --json benchmarks/results/robust_fast.json

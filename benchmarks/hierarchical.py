@@ -49,8 +49,8 @@ Part = tuple[np.ndarray, np.ndarray, np.ndarray]
 class PGDROClassifier(SoftGroupDROClassifier):
     """PG-DRO: the predictor is fitted alone, and then only η and l2 are tuned."""
 
-    def _soft_levels(self, *data: Any) -> SoftLevels:
-        levels = super()._soft_levels(*data)
+    def _soft_levels(self, *data: Any, **named: Any) -> SoftLevels:
+        levels = super()._soft_levels(*data, **named)
         low, high = (np.append(end[:2], levels.first) for end in (levels.low, levels.high))
         return dataclasses.replace(levels, low=low, high=high)
 

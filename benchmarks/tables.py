@@ -13,7 +13,7 @@ from colour_tables import colour_mnist
 from deep_tables import deep_ablation, deep_cost, deep_dominoes
 from deep_variance_tables import deep_variance
 from hierarchical_tables import hierarchical
-from meta_tables import meta
+from meta_tables import meta, meta_problem
 from paper_tables import exponents, published
 from robust_tables import robust, robust_fast, robust_large, robust_threads
 from stochastic_tables import (
@@ -781,7 +781,9 @@ within one run do. Every number below is read from `results/` by `tables.py`.
         coverage,
         sapd_overhead,
     )
-    others += measured(robust, robust_large, robust_fast, robust_threads, hierarchical, meta)
+    others += measured(
+        robust, robust_large, robust_fast, robust_threads, hierarchical, meta, meta_problem
+    )
     others += measured(deep_dominoes, deep_ablation, deep_variance, deep_cost)
     others += measured(colour_mnist)
     parts = [linear(), linear_tight(), *others, suite(), together(), optfom_overhead(), library()]

@@ -15,7 +15,7 @@ import bilevax as bx
 from bilevax.certificates import judge
 from bilevax.problems import meta_learning
 from bilevax.terms import Box
-from tail_reference import logistic, on_simplex, squared, tail_mean
+from tail_reference import logistic, on_capped, squared, tail_mean
 
 A = jnp.asarray
 LOSSES = {"squared": squared, "logistic": logistic}
@@ -77,15 +77,6 @@ def test_copies_of_rows_count_nowhere():
     np.testing.assert_array_equal(*slopes)
     caps = np.asarray(problem.x2.cap)
     np.testing.assert_allclose(caps[:, 0], [1 / (0.75 * m) for _, m in SIZES.values()])
-
-
-def on_capped(v, cap):
-    """The nearest point of {0 ≤ q ≤ cap, Σq = 1}."""
-    if cap >= 1:
-        return on_simplex(v)
-    excess = lambda level: np.clip(v - level, 0, cap).sum() - 1
-    level = optimize.brentq(excess, v.min() - 1, v.max(), xtol=1e-15)
-    return np.clip(v - level, 0, cap)
 
 
 def task_solution(x1, x, b, loss, cap):

@@ -11,6 +11,15 @@ def on_simplex(v):
     return np.maximum(v - level[np.flatnonzero(falling > level)[-1]], 0)
 
 
+def on_capped(v, cap):
+    """The nearest point of {0 ≤ q ≤ cap, Σq = 1}."""
+    if cap >= 1:
+        return on_simplex(v)
+    excess = lambda level: np.clip(v - level, 0, cap).sum() - 1
+    level = optimize.brentq(excess, v.min() - 1, v.max(), xtol=1e-15)
+    return np.clip(v - level, 0, cap)
+
+
 def tail_mean(losses, cap):
     """max ⟨q, ℓ⟩ over 0 ≤ q ≤ cap with Σq = 1: the largest losses take their caps first."""
     falling = np.sort(losses)[::-1]

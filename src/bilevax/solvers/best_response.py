@@ -34,15 +34,19 @@ FIRM, LEAST_FIRM, MOST_FIRM, FULL_STEP, SHORT_STEP = 1e-9, 1e-12, 1e2, 0.1, 10.0
 SETTLED, SETTLED_SHARE = 0.1, 1e-3
 # The least share of the largest curvature by which an entry of x1 is held.
 LEAST_SCALE = 1e-4
-# Where x1's slope is below this share of ‖∇f‖, ρ grows and μ falls.
+# Where x1's slope is below this share of ‖∇f‖, ρ grows; below this share of what is due to μ and ν,
+# centers go to the answers, and μ and ν fall.
 ENOUGH, CENTERED = 1e-2, 0.3
-# The first ρ is so many times the one at which both levels pull alike; the share of f's slope over
-# the domain that the first μ is; the factor by which μ falls, and the most by which ρ grows.
+# The first ρ is so many times the one at which both levels pull alike; the first μ is this share of
+# ‖∇f‖, and the first ν of f~'s usual slope in y2; the factor by which both fall.
 FIRST_RHO, FIRST_MU, FIRST_NU, FALL = 10.0, 0.1, 0.05, 0.7
-MOST_TIMES, BEYOND, AT_LEAST = 5.0, 1.5, 2.0
+# ρ grows to this many times where the gap should be small enough, within these factors.
+BEYOND, AT_LEAST, MOST_TIMES = 1.5, 2.0, 5.0
 # The shares of the target at which a check is asked for: of residuals and of the gap; and by how
 # much the target shrinks where a check says no.
 READY, READY_GAP, SHRINK = 0.3, 0.01, 0.25
+# Slopes take so many gradients: one at the answers, and three to find them, derivatives included.
+GRADIENTS = 4
 # Parts wider than this, or more upper variables, would make systems too large.
 MOST_WIDTH, MOST_X1 = 1000, 1000
 
@@ -91,11 +95,12 @@ class BestResponse(Engine[ResponseState]):
     - Settle: semismooth Newton steps in (y1, z1), each part with a line search of its own.
     - Move: x1 goes to where the quadratic model of φ is least in a trust region. Its slope is
       ∂P/∂x1 (Danskin), its curvature that of the implicit function theorem.
-    - Where x1 is stationary, ρ grows as the gap asks for, and the upper answer's center goes to the
-      answer, with a smaller μ.
+    - Where x1 is stationary, ρ grows as the gap asks for, and the centers of the answers go to the
+      answers, with smaller μ and ν.
 
-    It takes as many weights of rows as there are: linear systems are as large as a part of y1.
-    `linear_solves` counts them, all parts in one.
+    Adversaries may have any number of entries, such as weights of rows: linear systems are as large
+    as a part of y1. `linear_solves` counts those of all parts as one. `rho`, `mu` and `nu` are
+    first guesses.
     """
 
     is_tight: ClassVar[bool] = True
@@ -115,7 +120,7 @@ class BestResponse(Engine[ResponseState]):
 
     @property
     def gradients_per_step(self) -> int:
-        return HALVINGS + 2
+        return GRADIENTS * (HALVINGS + 2)
 
     def prepare(self, problem: BilevelProblem, start: Point, tolerance: float) -> BestResponse:
         parts = parts_of(problem, start)
@@ -220,7 +225,7 @@ def _with_slopes(problem: BilevelProblem, s: ResponseState) -> ResponseState:
     def found() -> ResponseState:
         slopes = _answered(problem, s).slopes(s.x1, s.both)
         known = jnp.ones((), bool)
-        return dataclasses.replace(s, slopes=slopes, known=known, gradients=s.gradients + 1)
+        return dataclasses.replace(s, slopes=slopes, known=known, gradients=s.gradients + GRADIENTS)
 
     return lax.cond(s.known, lambda: s, found)
 
@@ -394,7 +399,7 @@ def _stepped(problem: BilevelProblem, s: ResponseState, seen: _Seen, way: _Way) 
     begin = (jnp.ones_like(now), jnp.zeros((), int), s.slopes, jnp.zeros(now.shape, bool))
     lengths, count, slopes, found = lax.while_loop(going, tried, begin)
     lengths = jnp.where(found, lengths, 2 * lengths)  # the last ones that were tried
-    s = dataclasses.replace(s, gradients=s.gradients + count)
+    s = dataclasses.replace(s, gradients=s.gradients + GRADIENTS * count)
     fine = trees.all_finite(slopes)
     moves = (way.foreseen > 0) & jnp.any(way.of_x1 != 0)
     there = dataclasses.replace(s, both=s.both + lengths[..., None] * way.of_parts, slopes=slopes)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -41,6 +42,8 @@ from bilevax.trees import Layout, Tree
 AT_ONCE = 128
 # Curvature that differs from c·I by more than this share of it is another one.
 ALIKE = 1e-6
+# In so many random halves of the parts it is looked whether they are coupled with the others.
+HALVES = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +97,6 @@ class Answered(eqx.Module):
 
     def y2_at(self, x1: Tree, y1: Tree) -> Tree:
         """The lower level's answer, with the curvature ν on top."""
-        if self.problem.y2 is None:
-            return None
         slope = lambda y2: jax.grad(self.problem.smooth_lower, argnums=2)(x1, y1, y2)
         return _answer(slope, self.problem.y2, self.y2_center, self.nu)
 
@@ -108,23 +109,15 @@ class Answered(eqx.Module):
         return _answer(slope, self.problem.x2, self.x2_center, self.mu)
 
     def slopes(self, x1: Array, both: Array) -> Slopes:
-        x1 = self.layout.unravel(x1)
-        y1, z1 = (self.parts.unravel(rows) for rows in both)
-
-        def lower(y1: Tree, _: None) -> tuple[Tree, Tree]:
-            of_x1, of_y1, _ = self.problem.lower_gradient(x1, y1, self.y2_at(x1, y1))
-            return of_x1, of_y1
-
-        in_x1, in_y1 = at_both(lower, (y1, None), (z1, None))
-        x2, y2 = self.x2_at(x1, y1), self.y2_center
-        above, _, of_y1, _ = self.problem.upper_gradient(x1, x2, y1, y2)
-        apart = jax.tree.map(lambda leaf: leaf[0] - leaf[1], in_x1)
-        of_x1 = self.layout.ravel(trees.axpy(self.rho, apart, above))
-        lower_y1, lower_z1 = (
-            self.parts.ravel(jax.tree.map(lambda leaf, k=k: leaf[k], in_y1)) for k in (0, 1)
-        )
-        of_y1 = self.parts.ravel(of_y1) + self.rho * lower_y1
-        return Slopes(of_x1, jnp.stack([of_y1, lower_z1]))
+        """By Danskin's theorem, those of f and f~ at the answers."""
+        x1, y1, z1 = self._blocks(x1, both)
+        lower = lambda y1: self.problem.lower_gradient(x1, y1, self.y2_at(x1, y1))[:2]
+        (in_x1, in_y1), (in_x1_too, in_z1) = _at_each(lower, y1, z1)
+        above, _, of_y1, _ = self.problem.upper_gradient(x1, self.x2_at(x1, y1), y1, self.y2_center)
+        of_x1 = trees.axpy(self.rho, trees.subtract(in_x1, in_x1_too), above)
+        of_y1 = trees.axpy(self.rho, in_y1, of_y1)
+        of_parts = jnp.stack([self.parts.ravel(of_y1), self.parts.ravel(in_z1)])
+        return Slopes(self.layout.ravel(of_x1), of_parts)
 
     def in_parts(self, x1: Array, both: Array) -> Array:
         """The Hessians of Ψ in y1 and of φ~ in z1, part by part: (2, parts, width, width)."""
@@ -150,32 +143,34 @@ class Answered(eqx.Module):
 
     def values(self, x1: Array, both: Array) -> tuple[Array, Array, Array]:
         """ψ with x1's term, and φ~ at y1 and at z1."""
-        x1 = self.layout.unravel(x1)
-        y1, z1 = (self.parts.unravel(rows) for rows in both)
+        x1, y1, z1 = self._blocks(x1, both)
         x2 = self.x2_at(x1, y1)
         above = self.problem.upper_value(x1, x2, y1, self.y2_center)
         if x2 is not None:
             above -= self.mu / 2 * trees.square(trees.subtract(x2, self.x2_center))
 
-        def lower(y1: Tree, _: None) -> Array:
+        def lower(y1: Tree) -> Array:
             y2 = self.y2_at(x1, y1)
             far = trees.square(trees.subtract(y2, self.y2_center))
             return self.problem.lower_value(x1, y1, y2) - self.nu / 2 * far
 
-        in_y1, in_z1 = at_both(lower, (y1, None), (z1, None))
-        return above, in_y1, in_z1
+        return above, *_at_each(lower, y1, z1)
 
     def point(self, x1: Array, both: Array) -> Point:
-        """With (z1, y2) at the lower level's solution, and the answers to y1."""
-        x1 = self.layout.unravel(x1)
-        y1, z1 = (self.parts.unravel(rows) for rows in both)
-        answer = lambda y1, _: self.y2_at(x1, y1)
-        z2, y2 = (self.y2_center,) * 2
-        if self.problem.y2 is not None:
-            stacked = at_both(answer, (y1, None), (z1, None))
-            z2, y2 = (jax.tree.map(lambda leaf, k=k: leaf[k], stacked) for k in (0, 1))
-        x2 = self.x2_at(x1, y1)
-        return Point(x1=x1, x2=x2, y1=y1, y2=y2, z1=z1, z2=z2, rho=self.rho)
+        """With the answers: z2 and x2 to y1, and y2 to z1, the lower level's solution."""
+        x1, y1, z1 = self._blocks(x1, both)
+        z2, y2 = _at_each(lambda y1: self.y2_at(x1, y1), y1, z1)
+        return Point(x1=x1, x2=self.x2_at(x1, y1), y1=y1, y2=y2, z1=z1, z2=z2, rho=self.rho)
+
+    def _blocks(self, x1: Array, both: Array) -> tuple[Tree, Tree, Tree]:
+        return self.layout.unravel(x1), *(self.parts.unravel(rows) for rows in both)
+
+
+def _at_each(function: Callable[[Tree], Tree], y1: Tree, z1: Tree) -> tuple[Tree, Tree]:
+    """A function at both places, by one batched call."""
+    stacked = at_both(function, (y1,), (z1,))
+    first, second = (jax.tree.map(lambda leaf, k=k: leaf[k], stacked) for k in (0, 1))
+    return first, second
 
 
 def _symmetric(matrices: Array) -> Array:
@@ -184,7 +179,7 @@ def _symmetric(matrices: Array) -> Array:
     return (known + jnp.swapaxes(known, -1, -2)) / 2
 
 
-def _curvature(slope, at: Tree) -> Array:
+def _curvature(slope: Callable[[Tree], Tree], at: Tree) -> Array:
     """c, where the slope changes by −c times the way."""
     way = _some_way(at)
     bent = jax.jvp(slope, (at,), (way,))[1]
@@ -197,7 +192,7 @@ def _some_way(like: Tree) -> Tree:
     return jax.tree.map(lambda leaf: wave(leaf).reshape(leaf.shape), like)
 
 
-def _answer(slope, term: Term, center: Tree, mu: Array) -> Tree:
+def _answer(slope: Callable[[Tree], Tree], term: Term, center: Tree, mu: Array) -> Tree:
     """argmax over v of a concave function of constant curvature, less (μ/2)‖v − center‖².
 
     The first step of the prox leads there; a second one, from there, leads there again, and has the
@@ -262,7 +257,7 @@ def _pull(problem: BilevelProblem, start: Point) -> Array:
     return trees.norm(pull) / sum(leaf.size for leaf in jax.tree.leaves(pull)) ** 0.5
 
 
-def _is_alike(slope, at: Tree, other: Tree, key: Array) -> Array:
+def _is_alike(slope: Callable[[Tree], Tree], at: Tree, other: Tree, key: Array) -> Array:
     """Whether a slope changes by −c times the way, with the same c ≥ 0 at both places."""
     leaves, structure = jax.tree.flatten(at)
     keys = jax.random.split(key, len(leaves))
@@ -275,7 +270,7 @@ def _is_alike(slope, at: Tree, other: Tree, key: Array) -> Array:
 
 
 def _are_apart(problem: BilevelProblem, start: Point, y1: Tree, count: int, key: Array) -> Array:
-    """Whether a move of one part of y1 changes the slopes of no other."""
+    """Whether moves of some parts of y1 change the slopes of no other, for a few random halves."""
     if count == 1:
         return jnp.ones((), bool)
     layout, parts = Layout.of(start.x1), Parts.of(y1, count)
@@ -283,8 +278,12 @@ def _are_apart(problem: BilevelProblem, start: Point, y1: Tree, count: int, key:
     answered = Answered(problem, one, one, one, start.x2, start.y2, layout, parts)
     rows = parts.ravel(y1)
     both = jnp.stack([rows, rows])
-    which = jax.random.randint(key, (), 0, count)
-    way = jnp.zeros_like(both).at[:, which].set(_some_way(rows[0]))
     slopes = lambda both: answered.slopes(layout.ravel(start.x1), both).of_parts
-    moved = jax.jvp(slopes, (both,), (way,))[1]
-    return jnp.all(moved.at[:, which].set(0) == 0)
+
+    def apart(key: Array) -> Array:
+        moved = jax.random.bernoulli(key, shape=(1, count, 1))
+        way = jnp.where(moved, _some_way(both), 0)
+        change = jax.jvp(slopes, (both,), (way,))[1]
+        return jnp.all(jnp.where(moved, 0, change) == 0)
+
+    return jnp.all(lax.map(apart, jax.random.split(key, HALVES)))
