@@ -33,6 +33,12 @@ def test_the_example_of_tail_tuning_is_certified_and_agrees_with_a_search(capsys
     assert "Certified" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["meta_learning", "moved_groups"])
+def test_the_examples_assert_what_they_show(name, capsys):
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"]()
+    assert "stationarity" in capsys.readouterr().out
+
+
 def test_the_readme_is_as_long_as_a_readme_should_be():
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     assert 150 <= len(prose.split()) <= 450
