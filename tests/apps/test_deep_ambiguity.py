@@ -240,6 +240,8 @@ def test_radii_that_do_not_fit_the_groups_are_refused():
         ({"radii": [0.1]}, r"one number for each of the 3 groups, not an array of shape \(1,\)"),
         ({"radii": [0.1, -0.1, 0]}, "radii must be finite and ≥ 0"),
         ({"bound": 1.0}, "a bound is of radii"),
+        ({"radii": [0, 0, 0.1], "bound": -1.0}, "bound must be finite and > 0"),
+        ({"radii": [0, 0, 0.1], "bound": 0.05}, "radii must be at most bound=0.05"),
         ({"soft_groups": "hard"}, "soft_groups must be 'none' or 'predicted' or 'tuned'"),
     ):
         with pytest.raises(ValueError, match=says):

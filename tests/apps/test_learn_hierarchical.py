@@ -5,6 +5,7 @@ import itertools
 import cvxpy as cp
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
@@ -297,8 +298,49 @@ def test_bad_radii_are_named(radii, says):
         HierarchicalDROClassifier(radii).fit(x, y, np.array(list("abcd"))[groups])
 
 
+def test_radii_of_a_series_belong_to_its_index():
+    x, y, groups = blobs()
+    given = pd.Series({"d": 0.3, "c": 0.0, "b": 0.2, "a": 0.1})
+    model = HierarchicalDROClassifier(given).fit(x, y, np.array(list("abcd"))[groups])
+    assert model.radii_.tolist() == [0.1, 0.2, 0.0, 0.3]
+
+
 def test_a_bad_bound_of_the_radii_is_named():
     x, y, groups = blobs(n=400)
     for bound, error in ((0.0, ValueError), (None, TypeError)):
         with pytest.raises(error, match="radius_bound must be"):
             TunedHierarchicalDROClassifier(radius_bound=bound).fit(x, y, groups)
+
+
+def turned(seed, n=240, shift=0.5):
+    """A mark that misleads, and validation rows of one group whose first feature is turned."""
+    draw, parts = np.random.default_rng(seed), []
+    for share in (0.8, 0.5):
+        y = np.arange(n) % 2
+        mark = np.where(draw.random(n) < share, y, 1 - y)
+        signal = 0.6 * (2 * y - 1) + draw.standard_normal(n)
+        x = np.column_stack([signal, 1.5 * (2 * mark - 1) + 0.5 * draw.standard_normal(n)])
+        parts.append((x, y, 2 * y + mark))
+    x, _, group = parts[1]
+    x[group == 2, 0] *= -shift
+    x[group == 2, 0] -= 2 * shift
+    return parts
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("seed", [3, 4, 11])
+def test_certificates_next_to_zero_coefficients_are_of_the_norm_itself(seed):
+    """There the smoothed norm, by which Newton's method goes, has other slopes."""
+    (x, y, g), (xv, yv, gv) = turned(seed)
+    model = TunedHierarchicalDROClassifier(random_state=0)
+    levels = model._levels(x, y, g, X_val=xv, y_val=yv, groups_val=gv)[0]
+    fit = fit_levels(levels, 1e-3, "newton", lambda count, step: None)
+    judged, x1 = fit.judged, fit.tuned.x
+    w, b = judged.z1[0, :-1], judged.z1[0, -1]
+    assert 0 < np.linalg.norm(w) < 1e-5
+    sign, radius = 2 * y - 1, x1[2:][g]
+    weights = judged.y2[g] / np.bincount(g)[g]
+    pull = weights / (1 + np.exp(sign * (x @ w + b) - radius * np.linalg.norm(w)))
+    of_w = pull @ (radius[:, None] * w / np.linalg.norm(w) - sign[:, None] * x)
+    line = np.hypot(np.linalg.norm(of_w + np.exp(x1[1]) * w), pull @ sign)
+    assert judged.certificate.response_z1 >= judged.certificate.rho * line * (1 - 1e-6)

@@ -240,8 +240,19 @@ def test_what_identifies_no_group_is_named(data):
         soft.fit(x, y, groups[:-1])
     with pytest.raises(ValueError, match="need X_val"):
         soft.fit(x, y, groups, groups_val=groups)
+    with pytest.raises(ValueError, match="sample_weight_val need X_val"):
+        soft.fit(x, y, groups, sample_weight_val=np.ones(len(y)))
     with pytest.raises(ValueError, match="X_val needs y_val"):
         soft.fit(x, y, groups, X_val=x)
+
+
+def test_words_for_no_group_and_groups_of_two_kinds():
+    given = np.array(["a", "-1", "", "NA", "nan", "b", None], dtype=object)
+    names, codes, _ = code_known(given, 7, None, 0)
+    assert names.tolist() == ["a", "b"]
+    assert codes.tolist() == [0, -1, -1, -1, -1, 1, -1]
+    with pytest.raises(TypeError, match="must all be of one kind"):
+        code_known(np.array([1, "1"], dtype=object), 2, None, 0)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from bilevax.arguments import one_of
+from bilevax.arguments import one_of, positive, tracing
 from bilevax.deep.ambiguity import (
     as_radii,
     check_radii,
@@ -118,6 +119,10 @@ class BilevelDRO(Method[BilevelState]):
         one_of(self.soft_groups, "soft_groups", *get_args(SoftGroups))
         if self.bound is not None and self.radii is None:
             raise ValueError("a bound is of radii; give the first ones, too")
+        if self.bound is not None and not (tracing(self.bound) or tracing(self.radii)):
+            positive(self.bound, "bound")
+            if np.any(np.asarray(self.radii) > self.bound):
+                raise ValueError(f"radii must be at most bound={self.bound}")
 
     def init(self, model: Model) -> BilevelState:
         even = jnp.full(self.groups, 1 / self.groups, jnp.float32)

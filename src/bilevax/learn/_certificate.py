@@ -94,14 +94,16 @@ def _judge(
     def done(at: Local) -> bool:
         return bool(np.linalg.norm(at.gradient) <= enough)
 
-    z = minimise(lambda w: levels.lower(x, w), tuned.lower.w, kept, done)
+    lower = lambda w: levels.lower(x, w) if tuned.lower.collapsed else levels.lower(x, w).exact
+    z = minimise(lower, tuned.lower.w, kept, done)
     weights = levels.held_risk.of_rows(x2)
     y = minimise(
-        lambda w: Penalised(levels.lower(x, w), Weighted(levels.held, weights, w), rho),
+        lambda w: Penalised(lower(w), Weighted(levels.held, weights, w), rho),
         z.w,
         kept,
         done,
     )
+    z, y = z.exact, Penalised(y.lower.exact, y.upper, rho)
     adversary, own = z.risk.adversary, levels.own(x)
     y2, z2 = z.weighing.weights, y.lower.weighing.weights
     (rise, rise_size), (fall, fall_size) = y.lower.of_prices(z2), z.of_prices(y2)

@@ -14,6 +14,8 @@ from bilevax.learn._soft import SoftRows
 
 #: The code of a group that is not known.
 UNKNOWN = -1
+#: What says so among the groups of a user, besides None, NaN and NA.
+UNNAMED = ("-1", "-1.0", "", "na", "nan", "<na>", "none")
 
 
 def code_known(
@@ -27,6 +29,9 @@ def code_known(
             "no row has a known group (all are -1, None or NaN): give some in groups, or in "
             "groups_val for the rows of X_val"
         )
+    kinds = {str if isinstance(value, str) else float for value in values}
+    if len(kinds) > 1:
+        raise TypeError("groups and groups_val must all be of one kind, such as strings or numbers")
     names, code = coded(np.array(values), len(values), "groups and groups_val")
     codes = []
     for _, known in parts:
@@ -43,7 +48,7 @@ def _known(groups: Any, count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"{name} must have one entry for each of the {count} rows, not shape {values.shape}"
         )
-    absent = [isinstance(v, int | float | np.number) and v == UNKNOWN for v in values]
+    absent = [str(v).strip().lower() in UNNAMED for v in values]
     return values, ~(np.asarray(pd.isna(values), bool) | np.array(absent, bool))
 
 

@@ -15,13 +15,14 @@ a lower bound, which is smooth: the gap of the saddle point is judged by it. Sec
 the curvature (I − u·uᵀ)/‖d‖ of the norms on top.
 
 Norms are not smooth at zero. A large radius makes w = 0, or wₖ = w_y, the solution. Newton's method
-works with √(‖d‖² + δ²), δ so small that no tolerance sees it. A solution at a zero of a norm is
-`collapsed`: its gap is certified all the same, but f~ has no gradient there, so that ε-KKT is not.
+works with √(‖d‖² + δ²). Certificates do not: they are of the norms themselves (`exact`). A
+solution at a zero of a norm is `collapsed`: its gap is bounded all the same, but f~ has no gradient
+there, so that ε-KKT is not defined.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -47,6 +48,7 @@ class MovedRows(Rows):
     still: Rows = field(kw_only=True)
     radius: np.ndarray = field(kw_only=True)  # of each row
     at: np.ndarray = field(kw_only=True)
+    smoothing: float = field(kw_only=True, default=SMOOTHING)
 
     @classmethod
     def of(cls, still: Rows, radius: np.ndarray, at: np.ndarray) -> MovedRows:
@@ -62,7 +64,7 @@ class MovedRows(Rows):
 
     def norms_of(self, w: np.ndarray) -> np.ndarray:
         """‖w_k − w_y‖, smoothed, at [y, k]; zero for a class and itself."""
-        norms = np.sqrt((self.apart(w) ** 2).sum(axis=2) + SMOOTHING**2)
+        norms = np.sqrt((self.apart(w) ** 2).sum(axis=2) + self.smoothing**2)
         np.fill_diagonal(norms, 0)
         return norms
 
@@ -71,10 +73,14 @@ class MovedRows(Rows):
         return self.norms_of(self.at)
 
     @cached_property
+    def divisors(self) -> np.ndarray:
+        """The norms, and 1 where one is zero."""
+        return np.where(self.norms > 0, self.norms, 1)
+
+    @cached_property
     def towards(self) -> np.ndarray:
-        """u, of every pair of classes."""
-        norms = self.norms + np.eye(len(self.norms))
-        return self.apart(self.at) / norms[:, :, None]
+        """u, of every pair of classes; 0 where there is no direction."""
+        return self.apart(self.at) / self.divisors[:, :, None]
 
     @cached_property
     def widest(self) -> float:
@@ -146,7 +152,7 @@ class MovedLower(Lower):
     def bends(self) -> np.ndarray:
         """The weight of each norm's curvature, over the norm, at [y, k]."""
         weight = (self.row_weights * self.rows.radius)[:, None] * self.losses.slope
-        return self.rows.of_pairs(weight) / (self.rows.norms + np.eye(len(self.rows.norms)))
+        return self.rows.of_pairs(weight) / self.rows.divisors
 
     def curve(self, v: np.ndarray) -> np.ndarray:
         apart, towards = self.rows.apart(v), self.rows.towards
@@ -171,6 +177,10 @@ class MovedLower(Lower):
         of_radii = q * self.risk.of_items(self.losses.along(self.rows.of_rows(self.rows.norms)))
         slope, size = super().of_prices(q)
         return np.concatenate([slope, of_radii]), np.concatenate([size, np.abs(of_radii)])
+
+    @property
+    def exact(self) -> MovedLower:
+        return replace(self, rows=replace(self.rows, smoothing=0.0))
 
     def minorant(self) -> tuple[float, np.ndarray]:
         """f~(·, q) for moves in fixed directions."""

@@ -135,6 +135,11 @@ class Lower:
         return 0.0, self.gradient
 
     @property
+    def exact(self) -> Lower:
+        """The same without what is smoothed for Newton's method: what a certificate is of."""
+        return self
+
+    @property
     def collapsed(self) -> str:
         """Where F is not smooth at w: what makes it so, in words. Empty where it is smooth."""
         return ""

@@ -32,7 +32,7 @@ class TunedClassifier(RobustClassifier):
         default=0.25,
     )
     tol: float = parameter(
-        "the ε to certify: each line of the ε-KKT conditions, with x1 = (log η, log l2).",
+        "the ε to certify: each line of the ε-KKT conditions, with all that is tuned as x1.",
         default=1e-3,
     )
     eta_bounds: tuple[float, float] = parameter(

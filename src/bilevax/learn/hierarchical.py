@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from bilevax.arguments import non_negative, positive
 from bilevax.learn._base import (
@@ -144,6 +145,8 @@ class TunedHierarchicalDROClassifier(TunedClassifier):
 def read_radii(radii: Any, names: np.ndarray) -> np.ndarray:
     """The radius of each group, in the order of their names."""
     groups = names.tolist()
+    if isinstance(radii, pd.Series):  # its index names the groups
+        radii = radii.to_dict()
     if isinstance(radii, Mapping):
         if absent := [g for g in groups if g not in radii]:
             raise ValueError(f"radii has no radius of the groups {absent}")

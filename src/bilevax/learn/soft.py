@@ -97,7 +97,8 @@ class SoftGroupDROClassifier(TunedClassifier):
     ) -> tuple[Sample, Sample | None, np.ndarray]:
         """The rows of both parts, and the names of the known groups."""
         train, _ = self._read(X, y, None, sample_weight)
-        if X_val is None and not (y_val is None and groups_val is None):
+        of_validation = (y_val, groups_val, sample_weight_val)
+        if X_val is None and any(given is not None for given in of_validation):
             raise ValueError("y_val, groups_val and sample_weight_val need X_val")
         held = None
         if X_val is not None:
