@@ -13,6 +13,7 @@ and bounds of η.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 import warnings
 from pathlib import Path
@@ -48,7 +49,7 @@ def drawn(law: str, loss: str, seed: int) -> list[tuple]:
 
 def solved(law: str, loss: str, seed: int, tolerance: float, seconds: float) -> dict[str, Any]:
     problem, start = bx.problems.meta_learning(drawn(law, loss, seed), loss=loss, lam=LAMBDA)
-    began = time.perf_counter()
+    began, processor = time.perf_counter(), time.process_time()
     found = bx.solve(problem, start, tolerance=tolerance, max_seconds=seconds, progress=False)
     return {
         "law": law,
@@ -62,6 +63,8 @@ def solved(law: str, loss: str, seed: int, tolerance: float, seconds: float) -> 
         "seconds": found.seconds,
         "compile_seconds": found.compile_seconds,
         "wall_seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - processor,  # of all threads, compilation included
+        "load": os.getloadavg()[0],
         "objective": float(found.certificate.objective),
         "eta": float(found.point.x1["eta"]),
         "lambda": float(found.point.x1["lam"]),

@@ -360,3 +360,16 @@ CHECKED += [TaskModel(), TaskModel(loss="logistic")]
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 def test_scikit_learn_conventions(estimator, check):
     check(estimator)
+
+
+def test_names_columns_and_kinds_of_stacked_tasks():
+    x, y = pd.DataFrame(np.eye(2), columns=list("ab")), np.array([0.0, 1.0])
+    rows, targets, names = stack_tasks({"north": (x, y), "south": (x, y)})
+    assert list(rows.columns) == ["a", "b"]
+    assert len(rows) == len(targets) == len(names) == 4
+    with pytest.raises(ValueError, match=r"task 1 has the columns \['b', 'a'\], and task 0"):
+        stack_tasks([(x, y), (x[["b", "a"]], y)])
+    with pytest.raises(TypeError, match="must all be strings, or all numbers"):
+        stack_tasks({"1": (x, y), 1: (x, y)})
+    with pytest.raises(TypeError, match="task 1: y must be of the kind"):
+        stack_tasks([(x, y), (x, np.array(["a", "b"]))])

@@ -140,8 +140,24 @@ def test_it_is_seen_which_problems_have_such_answers(tasks, stated):
     assert parts_of(bounded, at) == 0
     with pytest.raises(ValueError, match="answers are in closed form"):
         BestResponse().prepare(bounded, at, 1e-4)
+    assert parts_of(*meta_learning(tasks, intercept=False, eta=0.0)) == 3
     alone, at = tail_tuning(*tasks[0], loss="squared", intercept=False)
     assert parts_of(alone, at) == 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_one_simplex_over_all_parts_couples_them(scale):
+    """At losses that are far apart its answer is a vertex, which moves with nothing."""
+    a = scale * A(np.random.default_rng(0).standard_normal((4, 2)))
+    losses = lambda y1: jnp.sum(a * y1, 1) ** 2 / 2 + scale * jnp.arange(4.0)
+    near = lambda y1, x1: jnp.sum((y1 - x1) ** 2) / 2
+    problem = bx.BilevelProblem(
+        lambda x1, x2, y1, y2: near(y1, 1.0) + x1**2,
+        lambda x1, y1, y2: jnp.sum(y2 * losses(y1)) - jnp.sum(y2**2) / 2 + near(y1, x1),
+        x1=bx.terms.Box(-1.0, 1.0), y1=bx.terms.Free(), y2=bx.terms.Simplex(),
+    )  # fmt: skip
+    start = bx.Point(x1=A(0.0), y1=jnp.zeros((4, 2)), y2=jnp.full(4, 0.25))
+    assert parts_of(problem, start) == 1
 
 
 def test_an_eta_of_zero_and_resumption():

@@ -8,6 +8,7 @@ in y and in δ, for the weights ½ − δ and ½ + δ. Its slopes are (y − 1) 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import optimize
 
@@ -277,6 +278,17 @@ BAD = {
     "batch": ({"batch": 3}, ValueError, "batch must be at most the 1 samples"),
     "most": ({"most_eta": 0.5}, ValueError, "eta=1.0 is above most_eta=0.5"),
 }
+
+
+def test_columns_in_another_order_are_refused():
+    x, b = pd.DataFrame(np.eye(2), columns=list("ab")), [0.0, 1.0]
+    usual, other = (x, b), (x[["b", "a"]], b)
+    for tasks, where in (
+        ([(usual, other)], "task 0: validation"),
+        ([(usual, usual), (other, usual)], "task 1: train"),
+    ):
+        with pytest.raises(ValueError, match=rf"{where}: features must have the columns of task 0"):
+            meta_learning(tasks)
 
 
 @pytest.mark.parametrize("name", BAD)

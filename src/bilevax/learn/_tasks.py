@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from bilevax.arguments import warn
 from bilevax.learn._base import coded
@@ -45,7 +47,7 @@ def stack_tasks(tasks: Sequence[Any] | Mapping[Any, Any]) -> tuple[Any, Any, np.
             x, y = task
         except (TypeError, ValueError):
             raise TypeError(f"task {name!r} must be a pair (X, y)") from None
-        x, y = np.asarray(x), np.asarray(y)
+        x, y = x if isinstance(x, pd.DataFrame) else np.asarray(x), np.asarray(y)
         if x.ndim != 2 or not len(x):
             raise ValueError(f"task {name!r}: X must be a matrix with rows, not of shape {x.shape}")
         if y.shape != x.shape[:1]:
@@ -58,10 +60,26 @@ def stack_tasks(tasks: Sequence[Any] | Mapping[Any, Any]) -> tuple[Any, Any, np.
                 f"task {name!r} has {x.shape[1]} columns, and task {next(iter(named))!r} has "
                 f"{features[0].shape[1]}"
             )
+        if features and _columns(x) != _columns(features[0]):
+            raise ValueError(
+                f"task {name!r} has the columns {_columns(x)}, and task {next(iter(named))!r} has "
+                f"{_columns(features[0])}; they must be the same, in the same order"
+            )
+        if targets and (y.dtype.kind in "OUS") != (targets[0].dtype.kind in "OUS"):
+            raise TypeError(f"task {name!r}: y must be of the kind of task {next(iter(named))!r}'s")
         features.append(x)
         targets.append(y)
+    if not (all(isinstance(n, str) for n in named) or all(isinstance(n, Real) for n in named)):
+        raise TypeError("the names of tasks must all be strings, or all numbers")
     names = np.repeat(np.asarray(list(named)), [len(y) for y in targets])
-    return np.concatenate(features), np.concatenate(targets), names
+    table = isinstance(features[0], pd.DataFrame)
+    rows = pd.concat(features, ignore_index=True) if table else np.concatenate(features)
+    return rows, np.concatenate(targets), names
+
+
+def _columns(x: Any) -> list[Any] | None:
+    """The names of a table's columns; None for a matrix."""
+    return list(x.columns) if isinstance(x, pd.DataFrame) else None
 
 
 def coded_tasks(tasks: Any, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -147,9 +147,9 @@ class Comparison:
 
     def robust(self, learner: RobustMetaLearner) -> Learnt:
         """The meta-learner on the same parts of the rows."""
-        train, held = self.old.train, self.old.held
+        train, held, names = self.old.train, self.old.held, self.old.names
         learner.fit(
-            train.x, train.target, train.task, held.x, held.target, held.task
+            train.x, train.target, names[train.task], held.x, held.target, names[held.task]
         )  # fmt: skip
         chosen = {
             "lam": learner.lam_,

@@ -140,6 +140,8 @@ def learn_tasks(
     mean, deviation = 0.0, 1.0
     if table.loss == "squared":
         mean, deviation = float(table.y[old].mean()), float(table.y[old].std())
+        if not deviation > 0:
+            raise ValueError(f"the label {table.label} is {mean:g} in every row of the old tasks")
         target = (table.y - mean) / deviation
     else:
         target = np.searchsorted(classes, table.y)
@@ -154,8 +156,6 @@ def learn_tasks(
     new = parts(table.is_new)
     with Progress(progress, unit="methods", label=table.name) as bar:
         methods = compare_tasks(comparison, new, learner, lambda name: bar.show(now=name))
-    # The learner was fitted to codes, whose names take their places, in the same order.
-    learner.tasks_ = comparison.old.names
     if table.loss == "logistic":
         learner.classes_ = classes
     else:
@@ -192,7 +192,9 @@ def learn_tasks(
 
 def table_of(results: dict[str, Any]) -> str:
     """The results as text, one row a method."""
-    of = "error rate" if results["data"]["loss"] == "logistic" else "mean square"
+    of = (
+        "error rate" if results["data"]["loss"] == "logistic" else "mean square of the scaled label"
+    )
     head = ("method", f"{of}, mean", "worst new task", "which", "mean loss", "η", "λ", "seconds")
     number = lambda v: "" if v is None else f"{v:.3g}"
     rows = [

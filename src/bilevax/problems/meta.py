@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Array
 
 from bilevax import terms
-from bilevax.arguments import one_number
+from bilevax.arguments import non_negative, one_number
 from bilevax.data import Arrays
 from bilevax.problems.bilevel import BilevelProblem
 from bilevax.problems.point import Point
@@ -114,6 +114,7 @@ def meta_learning(
     """
     own, function = callable(loss), loss_function(loss)
     eta, most_eta = prices(eta, most_eta)
+    non_negative(least_eta, "least_eta")
     if not 0 <= least_eta <= eta:
         raise ValueError(f"least_eta must be ≥ 0 and at most eta={eta}, not {least_eta}")
     low, high = _range(lam)
@@ -129,6 +130,8 @@ def meta_learning(
         for k, level in enumerate(LEVELS)
     }
     _check_alike(rows, own)
+    if not own:
+        _check_columns(named)
     lam0 = float(np.sqrt(low * high))
     train = list(rows["train"].values())
     if own:
@@ -295,6 +298,23 @@ def _check_alike(rows: dict[str, dict[str, Any]], own: bool) -> None:
                     "the number of rows"
                 )
             raise ValueError(f"{other}: {level}: features must have as many columns as {name}'s")
+
+
+def _check_columns(named: dict[str, tuple[Any, Any]]) -> None:
+    """Refuse tables whose columns have other names than the first one's, or another order."""
+    first, known = "", None
+    for name, pair in named.items():
+        for level, (features, _) in zip(LEVELS, pair):
+            columns = list(features.columns) if hasattr(features, "columns") else None
+            if columns is None:
+                continue
+            if known is None:
+                first, known = f"{name}: {level}", columns
+            elif columns != known:
+                raise ValueError(
+                    f"{name}: {level}: features must have the columns of {first} in their order, "
+                    f"{known}, not {columns}"
+                )
 
 
 def _range(lam: Any) -> tuple[float, float]:

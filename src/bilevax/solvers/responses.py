@@ -42,8 +42,9 @@ from bilevax.trees import Layout, Tree
 AT_ONCE = 128
 # Curvature that differs from c·I by more than this share of it is another one.
 ALIKE = 1e-6
-# In so many random halves of the parts it is looked whether they are coupled with the others.
-HALVES = 6
+# It is looked at so many random places, and at each for so many random halves of the parts, whether
+# they are coupled with the others; answers go from their centers by about one over this, at most.
+PLACES, HALVES, STIFF = 4, 6, 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,23 +228,26 @@ def _seen(problem: BilevelProblem, start: Point, count: int) -> tuple[Array, Arr
 
     At random places: that decides how a problem is solved, and nothing else rests on it.
     """
-    x1, like = start.x1, start.y1
 
-    def at(key: Array) -> tuple[Array, Array]:
-        k = jax.random.split(key, 6)
-        y1 = sample_domain(problem.y1, like, k[0])
-        y2 = sample_domain(problem.y2, start.y2, k[1])
-        x2 = None if problem.x2 is None else sample_domain(problem.x2, start.x2, k[2])
+    def at(key: Array) -> tuple[Array, Array, Array]:
+        k = jax.random.split(key, 7)
+        x1 = sample_domain(problem.x1, start.x1, k[0])
+        y1 = sample_domain(problem.y1, start.y1, k[1])
+        y2 = sample_domain(problem.y2, start.y2, k[2])
+        x2 = None if problem.x2 is None else sample_domain(problem.x2, start.x2, k[3])
         below = lambda y2: jax.grad(problem.smooth_lower, argnums=2)(x1, y1, y2)
-        fine = _is_alike(below, y2, start.y2, k[3]) & (_curvature(below, y2) > 0)
+        fine = _is_alike(below, y2, start.y2, k[4])
         if x2 is not None:
             above = lambda x2: jax.grad(problem.smooth_upper, argnums=1)(x1, x2, y1, y2)
-            fine &= _is_alike(above, x2, start.x2, k[4])
+            fine &= _is_alike(above, x2, start.x2, k[5])
         fine &= trees.norm(problem.upper_gradient(x1, x2, y1, y2)[3]) == 0
-        return fine, _are_apart(problem, start, y1, count, k[5])
+        middle = lambda one, other: None if one is None else trees.combine(0.5, one, 0.5, other)
+        centers = middle(start.x2, x2), middle(start.y2, y2)
+        apart = _are_apart(problem, x1, y1, centers, count, k[6])
+        return fine, _curvature(below, y2) > 0, apart
 
-    fine, apart = lax.map(at, jax.random.split(jax.random.key(0), 3))
-    return jnp.all(fine), jnp.all(apart)
+    fine, curved, apart = lax.map(at, jax.random.split(jax.random.key(0), PLACES))
+    return jnp.all(fine) & jnp.any(curved), jnp.all(apart)
 
 
 def usual_pull(problem: BilevelProblem, start: Point) -> float:
@@ -269,16 +273,23 @@ def _is_alike(slope: Callable[[Tree], Tree], at: Tree, other: Tree, key: Array) 
     return (c >= -nothing) & (trees.norm(off) <= (ALIKE * jnp.abs(c) + nothing) * trees.norm(way))
 
 
-def _are_apart(problem: BilevelProblem, start: Point, y1: Tree, count: int, key: Array) -> Array:
-    """Whether moves of some parts of y1 change the slopes of no other, for a few random halves."""
+def _are_apart(
+    problem: BilevelProblem, x1: Tree, y1: Tree, centers: tuple[Tree, Tree], count: int, key: Array
+) -> Array:
+    """Whether moves of some parts of y1 change the slopes of no other, for a few random halves.
+
+    The answers stay so near to centers that hardly any bound holds them: one that does hides what
+    couples them.
+    """
     if count == 1:
         return jnp.ones((), bool)
-    layout, parts = Layout.of(start.x1), Parts.of(y1, count)
-    one = jnp.ones((), trees.dtype_of(y1))
-    answered = Answered(problem, one, one, one, start.x2, start.y2, layout, parts)
+    layout, parts = Layout.of(x1), Parts.of(y1, count)
+    pull = jax.grad(problem.smooth_lower, argnums=2)(x1, y1, centers[1])
+    stiff = STIFF * (1 + trees.norm(pull))
+    answered = Answered(problem, jnp.ones_like(stiff), stiff, stiff, *centers, layout, parts)
     rows = parts.ravel(y1)
     both = jnp.stack([rows, rows])
-    slopes = lambda both: answered.slopes(layout.ravel(start.x1), both).of_parts
+    slopes = lambda both: answered.slopes(layout.ravel(x1), both).of_parts
 
     def apart(key: Array) -> Array:
         moved = jax.random.bernoulli(key, shape=(1, count, 1))
