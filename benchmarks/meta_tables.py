@@ -100,10 +100,10 @@ def meta_problem() -> str:
 
 `eq:DRO_meta_tuning` with 20 tasks of 30 to 60 rows in each part and 50 features, tolerance
 {record["tolerance"]:g}, nothing else set. Seconds do not have compilation in them, which all seeds
-of a loss share. The two cores were shared with other work, at a load of
-{min(loads):.1f} to {max(loads):.1f}. Only laws and seeds below 100 were looked at while the method was made. The
-estimator is `RobustMetaLearner`'s own way to solve the same equation, in NumPy, on the first seed
-of each law; it begins at other places, and F may be that of another local minimum.
+of a loss share; CPU seconds do. The two cores were shared with other work, at a load of
+{min(loads):.1f} to {max(loads):.1f}. Only laws and seeds below 100 were looked at while the method
+was made. The estimator is `RobustMetaLearner`'s own way to solve the same equation, in NumPy, on
+the first seed of each law; it begins at other places, and F may be that of another local minimum.
 `{record["command"]}`
 
 {table(header, body)}
