@@ -400,6 +400,15 @@ def test_encodings_are_found(tmp_path, encoding):
         ("a,b\n1,2\n", {"encoding": "utf-99"}, "no encoding 'utf-99'"),
         ("a,b,a\n1,2,3\n", {}, "has the column a more than once"),
         ("\n\n", {}, "is empty"),
+        ("a~b,c\n1,2,\n\n3,4,\n", {}, {"a~b": ["1", "3"], "c": ["2", "4"]}),
+        ("x\n1,5\n", {"sep": ";"}, {"x": ["1,5"]}),
+        ("x\n1,5\n", {}, "line 2 has 2 cells, and the header has 1; say what separates"),
+        ("Report\n\na,b\n1,2\n", {}, "line 3 has 2 cells, and the header has 1"),
+        ("a,b\n1,2,\n\n3,4\n", {}, "line 4 has no separator at its end"),
+        ("a,b\n1,2\n3,4,\n", {}, "line 3 has 3 cells, and the header has 2"),
+        ("a,b\n1,2,,\n", {}, "line 2 has 4 cells"),
+        ("a,b\n1,2,3\n", {}, "line 2 has 3 cells"),
+        ("a,b\n1," + "x" * 140_000, {}, "cannot be read: field larger than field limit"),
     ],
 )
 def test_what_separates_and_encodes_can_be_said(tmp_path, text, given, says):
