@@ -128,19 +128,20 @@ def test_the_label_makes_no_groups_of_its_own():
 def test_what_was_left_out_is_told():
     many = [f"r{i % 150}" for i in range(300)]
     table = with_column("same", 1).assign(empty=np.nan, town=[f"r{i}" for i in range(300)])
-    table = table.assign(street=many, number=7 * np.arange(300), when=np.arange(5, 305))
+    table = table.assign(street=many, number=7 * np.arange(300), when=np.arange(1, 301))
+    table["days"] = np.arange(5, 305)
     table["Unnamed: 0"] = np.random.default_rng(0).permutation(300)
     found = prepared(table)
     assert "left out, because they are constant: same, empty" in found.notes
     assert any(note.startswith("street has 150 categories") for note in found.notes)
     for name, why in {
         "town": "it is an id: nearly every row has a value of its own",
-        "number": "it is an id: every row has a number of its own",
+        "number": "it is an id: nearly every row has a number of its own",
         "when": "it numbers the rows",
         "Unnamed: 0": "it numbers the rows",
     }.items():
         assert f"{name} is left out, because {why}" in found.notes
-    assert set(found.parts["train"].X) == {"age", "sex", "street"}
+    assert set(found.parts["train"].X) == {"age", "sex", "street", "days"}
 
 
 def test_a_dropped_column_still_makes_groups():

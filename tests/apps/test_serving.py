@@ -1,20 +1,25 @@
 """A table as it comes, with every oddity: the same predictions in training, loaded, by predict."""
 
+import datetime
 import io
 import json
 import warnings
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import sklearn
 import threadpoolctl
+from scipy import stats
 from sklearn.compose import make_column_selector, make_column_transformer
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 from bilevax.cli import main
+from bilevax.cli.robust import FILES, check_folder, new_folder
 from bilevax.learn import (
     GroupDROClassifier,
     TunedGroupDROClassifier,
@@ -27,8 +32,8 @@ from bilevax.learn.columns import kind_of, read_as
 from bilevax.learn.compare import Encoded
 from bilevax.learn.delimited import read
 from bilevax.learn.reader import TableReader
-from bilevax.learn.serving import drift, serve
-from bilevax.learn.table import prepare
+from bilevax.learn.serving import drift, examine, homogeneity, serve
+from bilevax.learn.table import encoder, prepare
 from learn_problems import blobs
 
 
@@ -135,7 +140,9 @@ def test_training_the_loaded_model_and_predict_say_the_same(made, capsys):
     columns = [f"probability {name}" for name in loaded.classes_]
     np.testing.assert_allclose(shown.loc[X.index, columns], expected, atol=1e-14)
     assert (shown["prediction"][X.index] == loaded.classes_[expected.argmax(axis=1)]).all()
-    assert (shown["warnings"] == "").all()
+    assert (shown["warnings"][table.parts["train"].X.index] == "").all()
+    others = shown["warnings"][shown["warnings"] != ""].str.split("; ").explode()
+    assert others.str.contains(" is outside of ").all()  # of what the training part held
 
 
 def test_the_graph_agrees_with_the_model(made):
@@ -242,6 +249,11 @@ def test_predict_refuses_what_it_cannot_serve(made, tmp_path, capsys):
     ):
         assert run("predict", *given) == 2
         assert says in capsys.readouterr().err
+    for schema in ("{", "{}", "[]"):
+        with zipfile.ZipFile(tmp_path / "z.skops", "w") as archive:
+            archive.writestr("schema.json", schema)
+        with pytest.raises(ValueError, match=r"z\.skops is no model that save_model wrote, or it"):
+            load_model(tmp_path / "z.skops")
     with pytest.raises(ValueError, match="none that `bilevax robust` wrote"):
         serve(GroupDROClassifier(), odd_table(30))
 
@@ -303,6 +315,16 @@ CELLS = [
     (["1.0", "2", "A"], "category", ["1", "2", "A"]),
     (["1,5", "1.5"], "category", ["1,5", "1.5"]),
     (["12:30", "13:40"], "category", ["12:30", "13:40"]),
+    (["4.533"] * 99 + ["12.500,50"], "number", [4533] * 99 + [12500.5]),
+    (["0,125", "1"], "number", [0.125, 1]),
+    (["0,125", "1,250"], "number", [0.125, 1.25]),
+    (["0.125", "0.875"], "number", [0.125, 0.875]),
+    (["1,250", "3"], "number", [1250, 3]),
+    (["$3.512", "$3.498"], "number", [3.512, 3.498]),
+    (["$20", "30 €"], "category", ["$20", "30 €"]),
+    (["45%", "0.45"], "category", ["45%", "0.45"]),
+    (["today", "2024-05-31"], "category", ["today", "2024-05-31"]),
+    (["31.01.1970", "1970-01-02"], "date", [30, 1]),
 ]
 
 
@@ -317,6 +339,188 @@ def test_cells_say_what_they_say(cells, kind, says):
             assert values.tolist() == says
         else:
             np.testing.assert_array_equal(values, says)
+
+
+@pytest.mark.parametrize(
+    ("cells", "odd", "kind"),
+    [
+        ([f"{i / 8:.3f}".replace(".", ",") for i in range(99)], "k.A.", "number"),
+        (pd.date_range("2020-01-01", periods=99).strftime("%Y-%m-%d").tolist(), "n/k", "date"),
+        (pd.date_range("2020-01-01", periods=99).strftime("%d/%m/%Y").tolist(), "9999", "date"),
+    ],
+)
+def test_one_word_among_many_numbers_or_dates_is_missing(cells, odd, kind):
+    reader = TableReader()
+    found = reader.fit_transform(pd.DataFrame({"x": [*cells, odd]}))["x"]
+    assert found.isna().tolist() == [False] * 99 + [True]
+    assert f"x has 1 values that are no {kind}s, such as {odd!r}" in reader.notes_[-1]
+
+
+@pytest.mark.parametrize("odd", ["today", "now", "2024", "9999-12-31", "0024-05-01", "1600-01-01"])
+def test_what_is_no_date_is_missing_when_it_is_served(odd):
+    reader = TableReader().fit(pd.DataFrame({"d": ["31.01.2024", "05.06.2024", "06.06.2024"]}))
+    rows = pd.DataFrame({"d": [odd, "2024-06-05", datetime.date(2024, 6, 5)]}, dtype=object)
+    with pytest.warns(UserWarning, match=f"d: 1 of 3 values are no date .'{odd}'. and count as"):
+        found = reader.transform(rows)["d"]
+    np.testing.assert_array_equal(found, [np.nan, 19879, 19879])
+    assert [str(f) for f in examine(reader, rows)] == ["d is no date in 1 of 3 rows"]
+
+
+def test_choices_out_of_a_list_say_nothing_of_other_columns():
+    table = pd.DataFrame({"a": ["1.000", "12.500", "3"], "likes": ["1,2", "3", "2,4"]})
+    assert TableReader().fit_transform(table)["a"].tolist() == [1, 12.5, 3]
+    typed = pd.DataFrame({"a": pd.Series([0.125, 1.375, 3], dtype=object), "b": ["7,5", "1", "2"]})
+    assert TableReader().fit_transform(typed)["a"].tolist() == [0.125, 1.375, 3]
+
+
+@pytest.mark.parametrize(
+    ("cells", "note"),
+    [
+        (["12.500", "3", "4"], "x is read with a decimal comma, as b has one: '12.500' is 12500; "
+         "by itself '12.500' is 12.5"),
+        (["31,5", "3", "4"], "x has numbers that are written as 1.234,5: '31,5' is 31.5"),
+        (["5 %", "3 %", "4 %"], "x has numbers with a unit (%): '5 %' is 0.05"),
+        (["$5", "3", "4"], "x has numbers with a unit (usd): '$5' is 5"),
+        (["$5", "3 EUR", "4"], "x mixes eur, no unit, usd: its words are categories, not numbers"),
+    ],
+)  # fmt: skip
+def test_notes_show_how_numbers_were_read(cells, note):
+    reader = TableReader().fit(pd.DataFrame({"x": cells, "b": ["7,5", "1", "2"]}))
+    assert note in reader.notes_
+
+
+def test_only_the_training_part_is_what_training_held():
+    n = 60
+    part = np.repeat(["train", "validation", "test"], 20)
+    table = pd.DataFrame(
+        {
+            "x": np.where(part == "test", 1000.0, np.arange(n) % 7),
+            "town": np.where(part == "test", "Oz", np.where(np.arange(n) % 3, "Ely", "Rye")),
+            "late": np.where(part == "train", np.nan, np.arange(n) % 5),
+            "gap": np.where(part == "test", np.nan, np.arange(n) % 4),
+            "sex": ["f", "m"] * 30,
+            "y": ["no", "no", "yes", "yes"] * 15,
+            "part": part,
+        }
+    )
+    made = prepare(table, "t", "y", ["sex"], split="part", least=1)
+    known = made.reader.columns_
+    assert (known["x"]["low"], known["x"]["high"]) == (0, 6)
+    assert known["town"]["values"] == ["Ely", "Rye"]
+    assert not known["gap"]["missing"]
+    assert "left out, because they are constant in the training part: late" in made.notes
+    assert "late" not in made.parts["test"].X
+    assert made.reader.group_counts_ == {"sex f": 10, "sex m": 10}
+    rows = table[part == "test"]
+    assert sorted(str(found) for found in examine(made.reader, rows)) == [
+        "gap is missing, which it never was in training in 20 of 20 rows",
+        "town has a category that training had not in 20 of 20 rows",
+        "x is outside of 0 to 6 in 20 of 20 rows",
+    ]
+
+
+def test_p_of_small_counts_is_fishers():
+    """Of two groups the draws are hypergeometric, and SciPy sums those that are as unlikely."""
+    counts = np.array([[990, 10], [0, 1]])
+    exact = stats.hypergeom(1001, 11, 1).sf(0)  # only that one row of the rare group is as odd
+    assert homogeneity(counts) == pytest.approx(exact, rel=0.3)  # 11/1001 of 9999 draws
+    few = np.array([[60, 3], [5, 4]])
+    law = stats.hypergeom(72, 7, 9)
+    m = np.arange(8)
+    odd = np.abs(m - law.mean()) >= np.abs(4 - law.mean()) - 1e-9
+    assert homogeneity(few) == pytest.approx(law.pmf(m[odd]).sum(), rel=0.3)
+    reader = TableReader(groups=["g"]).fit(pd.DataFrame({"x": range(9), "g": ["a", "b", "c"] * 3}))
+    assert drift(reader, pd.DataFrame({"x": [], "g": []})) == []
+
+
+def test_columns_of_any_name_and_an_empty_one_have_a_graph(tmp_path, monkeypatch):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    pytest.importorskip("skl2onnx", reason="needs skl2onnx")
+    from bilevax.learn.export import graph_inputs, save_onnx
+
+    x, y, groups = blobs()
+    names = ["label", "probabilities", "a b", "a_b", ""]
+    rows = pd.DataFrame(x, columns=names).assign(c=np.where(x[:, 0] > 0, "p", "q"))
+    rows.loc[: len(y) // 2, "label"] = np.nan  # none of the rows that the encoder sees has one
+    reader = TableReader()
+    read_rows = reader.fit_transform(rows)
+    half = slice(0, len(y) // 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of scikit-learn: the column is skipped
+        encode = encoder(read_rows).fit(read_rows[half])
+        model = GroupDROClassifier().fit(encode.transform(read_rows), y, groups)
+        pipeline = make_pipeline(reader, encode, model)
+        expected = pipeline.predict_proba(rows)
+    save_onnx(pipeline, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    assert [source.name for source in session.get_inputs()] == [f"column{i}" for i in range(6)]
+    _, probability = session.run(None, graph_inputs(pipeline, rows))
+    np.testing.assert_allclose(probability, expected, atol=1e-6)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *given, **named: 1 / 0)
+    with pytest.raises(ValueError, match="graph of this model cannot be loaded: division"):
+        save_onnx(pipeline, tmp_path / "n.onnx")
+    assert not (tmp_path / "n.onnx").exists()
+
+
+def test_results_never_replace_what_came_in_between(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def written_meanwhile():
+        with new_folder(out, True, FILES) as folder:
+            (folder / "card.md").write_text("card")
+            out.mkdir()
+            (out / "thesis.txt").write_text("mine")
+
+    with pytest.raises(ValueError, match=r"holds other files .thesis.*the results are in") as e:
+        written_meanwhile()
+    assert (out / "thesis.txt").read_text() == "mine"
+    assert (Path(str(e.value).split("results are in ")[1]) / "card.md").read_text() == "card"
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    with new_folder(link, False, FILES) as folder:
+        (folder / "card.md").write_text("card")
+    assert link.is_symlink()
+    assert [path.name for path in real.iterdir()] == ["card.md"]
+    monkeypatch.chdir(real)
+    for here in (Path(), Path(".."), real):
+        with pytest.raises(ValueError, match="is the folder you are in, or holds it"):
+            check_folder(here, True, FILES)
+
+
+@pytest.mark.parametrize(
+    ("words", "classes"),
+    [
+        (["0", "0.5", "1"], ["0", "0.5", "1"]),
+        (["01", "1", "2"], ["01", "1", "2"]),
+        (["9007199254740993", "9007199254740992"], ["9007199254740992", "9007199254740993"]),
+        (["1e400", "1"], ["1", "1e400"]),
+        (["1.0", "2"], [1, 2]),
+    ],
+)
+def test_labels_are_numbers_only_where_each_word_is_one(words, classes):
+    table = pd.DataFrame({"y": words * 30, "x": np.arange(30 * len(words)) % 11})
+    table["g"] = np.where(np.arange(len(table)) // len(words) % 2, "a", "b")
+    made = prepare(table, "t", "y", ["g"], least=1)
+    assert np.unique(made.parts["train"].y).tolist() == classes
+    with pytest.raises(ValueError, match=r"missing in 2 of .* \('-' counts as missing\); --drop"):
+        prepare(table.assign(y=["-", "-", *table["y"][2:]]), "t", "y", ["g"])
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "kept"),
+    [
+        ("age", range(18, 78), True),
+        ("steps", range(60), False),
+        ("row", range(7, 67), False),
+        ("customer_id", [*range(500, 559), 500], False),
+        ("house_number", [7, 1, 90, 33, 12], True),
+        ("house_number", [i % 40 for i in range(60)], True),
+    ],
+)
+def test_numbers_that_differ_are_no_ids_by_that_alone(name, numbers, kept):
+    table = pd.DataFrame({name: numbers, "z": np.arange(len(numbers)) % 3})
+    assert (name in TableReader().fit(table).columns_) == kept
 
 
 def test_typed_cells_are_read_as_text_is():
@@ -350,7 +554,7 @@ def test_typed_cells_are_read_as_text_is():
 
 
 def test_one_decimal_comma_says_what_points_mean_in_other_columns():
-    table = pd.DataFrame({"a": ["1.000", "12.500", "3"], "b": ["1,5", "2,5", "1"]})
+    table = pd.DataFrame({"a": ["1.000", "12.500", "3"], "b": ["7,5", "2,5", "1"]})
     found = TableReader().fit_transform(table)
     assert found["a"].tolist() == [1000, 12500, 3]
     assert TableReader().fit_transform(table[["a"]])["a"].tolist() == [1, 12.5, 3]
@@ -400,6 +604,15 @@ def test_encodings_are_found(tmp_path, encoding):
         ("a,b\n1,2\n", {"encoding": "utf-99"}, "no encoding 'utf-99'"),
         ("a,b,a\n1,2,3\n", {}, "has the column a more than once"),
         ("\n\n", {}, "is empty"),
+        ("a~b,c\n1,2,\n\n3,4,\n", {}, {"a~b": ["1", "3"], "c": ["2", "4"]}),
+        ("x\n1,5\n", {"sep": ";"}, {"x": ["1,5"]}),
+        ("x\n1,5\n", {}, "line 2 has 2 cells, and the header has 1; say what separates"),
+        ("Report\n\na,b\n1,2\n", {}, "line 3 has 2 cells, and the header has 1"),
+        ("a,b\n1,2,\n\n3,4\n", {}, "line 4 has no separator at its end"),
+        ("a,b\n1,2\n3,4,\n", {}, "line 3 has 3 cells, and the header has 2"),
+        ("a,b\n1,2,,\n", {}, "line 2 has 4 cells"),
+        ("a,b\n1,2,3\n", {}, "line 2 has 3 cells"),
+        ("a,b\n1," + "x" * 140_000, {}, "cannot be read: field larger than field limit"),
     ],
 )
 def test_what_separates_and_encodes_can_be_said(tmp_path, text, given, says):
@@ -461,6 +674,9 @@ def test_pipelines_and_searches_are_saved_or_refused(tmp_path):
         pipeline = make_pipeline(columns, model)
         search = GridSearchCV(pipeline, {"groupdroclassifier__eta": [0.1, 10.0]}, cv=2)
         search.fit(X, y, groups=groups)
+        several = GridSearchCV(make_pipeline(model), {"groupdroclassifier": [model]}, cv=2)
+        with pytest.raises(ValueError, match="parts hold one another without end"):
+            save_model(several.fit(x, y, groups=groups), tmp_path / "none.skops")
         save_model(search, path)
         again = load_model(path)
         np.testing.assert_array_equal(again.predict_proba(X), search.predict_proba(X))

@@ -63,7 +63,7 @@ def meta(
         table, data.name, label, task, drop=drop, new=new, least=least, seed=seed, notes=notes
     )
     command = shlex.join(["bilevax", *sys.argv[1:]])
-    with new_folder(out) as folder:
+    with new_folder(out, overwrite, FILES) as folder:
         results, pipeline = learn_tasks(
             prepared, share=share, tolerance=tolerance, seed=seed, command=command
         )

@@ -108,7 +108,9 @@ def robust(
     for note in prepared.notes:
         print(f"Note: {note}.")
     command = shlex.join(["bilevax", *sys.argv[1:]])
-    with new_folder(out) as folder:  # made first: a place that cannot be written shows at once
+    with new_folder(
+        out, overwrite, FILES
+    ) as folder:  # made first: a place that cannot be written shows at once
         results, pipeline = compare(
             prepared, tolerance=tolerance, bootstrap=bootstrap, seed=seed, command=command,
             fast=fast,
@@ -159,6 +161,8 @@ def check_folder(out: Path, overwrite: bool, files: tuple[str, ...]) -> None:
         return
     if not out.is_dir():
         raise ValueError(f"{out} is a file, not a folder")
+    if Path.cwd().is_relative_to(out.resolve()):
+        raise ValueError(f"{out} is the folder you are in, or holds it; give another --out")
     there = sorted(path.name for path in out.iterdir())
     if others := [name for name in there if name not in files]:
         raise ValueError(f"the folder {out} holds other files ({', '.join(others[:3])}, …)")
@@ -167,17 +171,27 @@ def check_folder(out: Path, overwrite: bool, files: tuple[str, ...]) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A folder that appears under its name only once everything is in it."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+def new_folder(out: Path, overwrite: bool, files: tuple[str, ...]) -> Iterator[Path]:
+    """A folder that appears under its name only once everything is in it.
+
+    What a link points to is replaced, not the link. Where the name is no longer free at the end,
+    the results get another one.
+    """
+    target = out.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield made
         made.chmod(0o755)
+        try:
+            check_folder(target, overwrite, files)
+        except ValueError as error:
+            kept = made.rename(made.with_name(made.name.removeprefix(".")))
+            raise ValueError(f"{error}; the results are in {kept}") from None
         old = made.with_name(made.name + "-old")
-        if out.exists():
-            out.rename(old)
-        made.rename(out)
+        if target.exists():
+            target.rename(old)
+        made.rename(target)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(made, ignore_errors=True)

@@ -1,7 +1,8 @@
 """What the cells of one column say: words, numbers, truth values or dates.
 
 A cell is first a word, its text without spaces around it, or missing. A column has one kind, the
-first that all its words have: truth values (0 and 1), numbers, dates (days since 1970), categories.
+first that all its words have: numbers, truth values (0 and 1), dates (days since 1970). Else it is
+the one that nearly all words have, where many of these differ; else categories.
 Cells that are typed already, as a data frame's may be, are turned to the words that a file would
 have: the float 3.0 and the text "3.0" are both the word "3".
 """
@@ -9,6 +10,7 @@ have: the float 3.0 and the text "3.0" are both the word "3".
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,13 +36,23 @@ DATES = {
     "%d-%m-%Y": "day-month-year",
     "%d %b %Y": "day month year",
 }
-#: A column of more distinct words than this is one of numbers if nearly all words are numbers.
+#: A column with more distinct numbers, or dates, than this has that kind if nearly all cells do.
 MANY_WORDS, NEARLY_ALL = 50, 0.95
+#: The words that are looked at first for a date; so large a share of them must be one.
+FIRST_WORDS, MOST = 50, 0.8
+#: The years that days in nanoseconds can say.
+YEARS = range(1678, 2262)
 _DAY = np.timedelta64(1, "D")
 _WHOLE = re.compile(r"([+-]?\d+)\.0")  # "1.000" may be a thousand
+_CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr"}
 _CURRENCY = re.compile(r"[$€£¥₹]|\b(?:usd|eur|gbp|chf|jpy)\b", re.IGNORECASE)
-#: Digits in groups of three between the signs {0}, then a fraction after the sign {1}.
-_GROUPED = r"[+-]?(?:\d{{1,3}}(?:{0}\d{{3}})+|\d+)?(?:{1}\d*)?(?:[eE][+-]?\d+)?"
+#: What may be choices out of a list rather than a number: "3" or "2,4", in order.
+_CHOICES = re.compile(r"(\d+)|([1-9]\d*),([1-9]\d*)")
+_YEAR = re.compile(r"(?<!\d)\d{4}(?!\d)")
+_ISO = re.compile(r"\d{4}-\d\d|\d{4}-\d\d-\d\d(?:[T ].*)?")
+#: Digits in groups of three between the signs {0}, then a fraction after the sign {1}. No group
+#: begins with a zero: "0,125" is no thousands.
+_GROUPED = r"[+-]?(?:[1-9]\d{{0,2}}(?:{0}\d{{3}})+|\d+)?(?:{1}\d*)?(?:[eE][+-]?\d+)?"
 _NUMBER = {
     ".": re.compile(_GROUPED.format("[,’' ]", r"\.")),
     ",": re.compile(_GROUPED.format(r"[.’' ]", ",")),
@@ -70,36 +82,101 @@ def _word(value: Any) -> str:
 
 
 def kind_of(column: Any) -> dict[str, Any]:
-    """The kind of a column, and how its words are written."""
+    """The kind of a column, and how its words are written.
+
+    Where units are mixed, as in dollars and euros, the words are categories and `mixed` names them.
+    """
+    kinds = _candidates(column)
+    best, most = {"kind": "category"}, 0.0
+    for kind in kinds:
+        share, distinct = _fit(column, kind)
+        if share > most and (share == 1 or (share >= NEARLY_ALL and distinct > MANY_WORDS)):
+            best, most = kind, share
+        if share == 1:
+            break
+    return _with_units(column, best) if best["kind"] == "number" else best
+
+
+def _candidates(column: Any) -> Iterator[dict[str, Any]]:
+    """The kinds that a column may have, the first ones first."""
     truths = pd.api.types.infer_dtype(column, skipna=True) == "boolean"
-    if not truths and not pd.api.types.is_datetime64_any_dtype(column):
-        plain, left = _plain(column)
-        others, code = words(column[left])
-        right = np.append(~np.isnan(as_numbers(others)), False)[code] & (code >= 0)
-        good, bad = int(np.sum(~left) + np.sum(right)), int(np.sum((code >= 0) & ~right))
-        many = bad == 0 or len(np.unique(plain[~left])) > MANY_WORDS
-        if good + bad and many and good >= (NEARLY_ALL * (good + bad) if bad else 1):
-            money = any(_CURRENCY.search(text) for text in others)
-            return {"kind": "number", "decimal": "," if money and groups_by_points(column) else "."}
+    numbers = not truths and not pd.api.types.is_datetime64_any_dtype(column)
+    if numbers:
+        yield {"kind": "number", "decimal": "."}
     texts, _ = words(column)
-    if len(texts) == 0:
-        return {"kind": "category"}
-    if all(text.lower() in TRUTHS for text in texts):
-        return {"kind": "truth"}
-    if not np.isnan(as_numbers(texts, ",")).any():
-        return {"kind": "number", "decimal": ","}
-    for written in DATES:  # the first words show most others to be none
-        if all(not np.isnan(as_dates(some, written)).any() for some in (texts[:5], texts)):
-            return {"kind": "date", "written": written}
-    return {"kind": "category"}
+    if len(texts) and all(text.lower() in TRUTHS for text in texts):
+        yield {"kind": "truth"}
+    if numbers:
+        yield {"kind": "number", "decimal": ","}
+    for written in DATES:
+        kind = {"kind": "date", "written": written}
+        if len(texts) and np.mean(~np.isnan(_values(texts[:FIRST_WORDS], kind))) >= MOST:
+            yield kind
+
+
+def _fit(column: Any, kind: dict[str, Any]) -> tuple[float, int]:
+    """The share of the cells, without missing ones, that say something so; how many things."""
+    values, odd = read_as(column, kind)
+    known = values[~np.isnan(values)]
+    cells = len(known) + int(odd.sum())
+    return (len(known) / cells if cells else 0.0), len(np.unique(known))
+
+
+def _with_units(column: Any, kind: dict[str, Any]) -> dict[str, Any]:
+    """A kind of numbers with the unit they have, if they have one; categories where several."""
+    left = _plain(column)[1]
+    texts, _ = words(column[left])
+    texts = texts[~np.isnan(as_numbers(texts, kind["decimal"]))]
+    units = {_unit(text) for text in texts} | ({""} if (~left).any() else set())
+    if len(units - {""}) > 1 or {"", "%"} <= units:
+        return {"kind": "category", "mixed": sorted(unit or "no unit" for unit in units)}
+    unit = "".join(units)
+    if unit == "eur" and groups_by_points(column):
+        kind = kind | {"decimal": ","}
+    return kind | ({"unit": unit} if unit else {})
+
+
+def _unit(text: str) -> str:
+    """The unit of a number: "%", a currency or ""."""
+    if found := _CURRENCY.search(text):
+        return _CURRENCIES.get(found[0], found[0].lower())
+    return "%" if "%" in text else ""
 
 
 def groups_by_points(column: Any) -> bool:
     """Whether points can be what groups the digits, as in "1.234": all words fit, some have one."""
-    if pd.api.types.is_numeric_dtype(column):
-        return False
-    texts, _ = words(column)
+    texts = _texts(column)
     return any("." in text for text in texts) and not np.isnan(as_numbers(texts, ",")).any()
+
+
+def can_have_commas(column: Any) -> bool:
+    """Whether all words are numbers with a decimal comma, too, and some would be other numbers."""
+    texts = _texts(column)
+    some = any("." in text or "," in text for text in texts)
+    return some and not np.isnan(as_numbers(texts, ",")).any()
+
+
+def shows_commas(column: Any) -> bool:
+    """Whether a comma in a column of decimal commas cannot stand between two choices of a list."""
+    found = [_CHOICES.fullmatch(text) for text in _texts(column)]
+    return any(m is None or (m[2] and int(m[2]) >= int(m[3])) for m in found)
+
+
+def example(column: Any, kind: dict[str, Any], signs: str) -> str:
+    """A word with one of these signs and the number it is."""
+    for text in _texts(column):
+        number = as_numbers(np.array([text], dtype=object), kind["decimal"])[0]
+        if any(sign in text for sign in signs) and not np.isnan(number):
+            return f"{text!r} is {number:.15g}"
+    return ""
+
+
+def _texts(column: Any) -> np.ndarray:
+    """The distinct words of the cells that are text, not numbers already."""
+    if pd.api.types.is_numeric_dtype(column):
+        return np.array([], dtype=object)
+    distinct = pd.Series(pd.unique(column), dtype=object)
+    return words(distinct[[isinstance(value, str) for value in distinct]])[0]
 
 
 def read_as(column: Any, kind: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -108,9 +185,8 @@ def read_as(column: Any, kind: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     if kind["kind"] == "category":
         texts, code = words(column)
         return np.append(texts, MISSING)[code], np.zeros(len(column), dtype=bool)
-    typed = pd.api.types.is_numeric_dtype(column)
-    if kind["kind"] == "number" and (typed or kind["decimal"] == "."):
-        out, left = _plain(column)
+    if kind["kind"] == "number":
+        out, left = _plain(column, texts=kind["decimal"] == ".")
     texts, code = words(column[left])
     if pd.api.types.is_datetime64_any_dtype(column):
         kind = kind | {"written": "ISO8601"}
@@ -119,16 +195,22 @@ def read_as(column: Any, kind: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     return out, left & np.isnan(out)
 
 
-def _plain(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the cells that are plain ones, which is quick, and which cells are left."""
+def _plain(column: Any, texts: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the cells that are plain ones, which is quick, and which cells are left.
+
+    Without `texts` only of the cells that are numbers already.
+    """
     if pd.api.types.is_datetime64_any_dtype(column):
         return np.full(len(column), np.nan), np.ones(len(column), dtype=bool)
     if pd.api.types.is_numeric_dtype(column):
         found = np.array(column.to_numpy(float, na_value=np.nan))
     else:
         code, distinct = pd.factorize(column)
-        plain: Any = pd.to_numeric(np.asarray(distinct, dtype=object), errors="coerce")
-        found = np.append(np.asarray(plain, dtype=float), np.nan)[code]
+        distinct = np.asarray(distinct, dtype=object)
+        plain: Any = np.array(pd.to_numeric(distinct, errors="coerce"), dtype=float)
+        if not texts:
+            plain[[isinstance(value, str) for value in distinct]] = np.nan
+        found = np.append(plain, np.nan)[code]
     return found, np.isnan(found)
 
 
@@ -137,7 +219,10 @@ def _values(texts: np.ndarray, kind: dict[str, Any]) -> np.ndarray:
     if kind["kind"] == "truth":
         return np.array([TRUTHS_SERVED.get(text.lower(), np.nan) for text in texts], dtype=float)
     if kind["kind"] == "date":
-        return as_dates(texts, kind["written"])
+        days = as_dates(texts, kind["written"])
+        left = np.isnan(days)  # dates that are typed become ISO 8601, and that has one meaning
+        days[left] = as_dates(texts[left], "ISO8601")
+        return days
     return as_numbers(texts, kind["decimal"])
 
 
@@ -170,8 +255,19 @@ def _decorated(text: str, decimal: str) -> float:
 
 
 def as_dates(texts: np.ndarray, written: str) -> np.ndarray:
-    """Days since 1970, for dates written in that way."""
-    found = pd.to_datetime(
-        pd.Series(texts, dtype=object), format=written, errors="coerce", utc=True
-    ).dt.tz_localize(None)
-    return ((found - pd.Timestamp(0)) / _DAY).to_numpy(float)
+    """Days since 1970, for dates written in that way, in the years that can be said."""
+    dated = np.array([_is_dated(text, written) for text in texts], dtype=bool)
+    days = np.full(len(texts), np.nan)
+    if dated.any():
+        column = pd.Series(texts[dated], dtype=object)
+        found = pd.to_datetime(column, format=written, errors="coerce", utc=True)
+        found = found.dt.tz_localize(None)
+        days[dated] = ((found - pd.Timestamp(0)) / _DAY).to_numpy(float)
+    return days
+
+
+def _is_dated(text: str, written: str) -> bool:
+    """Whether a word has a year that can be said; not "today", and of ISO 8601 no bare year."""
+    year = _YEAR.search(text)
+    fits = written != "ISO8601" or bool(_ISO.fullmatch(text))
+    return fits and year is not None and int(year[0]) in YEARS

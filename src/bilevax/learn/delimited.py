@@ -11,6 +11,7 @@ import csv
 import gzip
 import io
 import lzma
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -58,7 +59,9 @@ def read(
             table = _read_text(path, sep, encoding, notes)
     except ImportError as error:
         raise ValueError(f"{path}: Parquet files need pip install pyarrow ({error})") from None
-    except (ValueError, OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile) as error:
+    except (
+        ValueError, OSError, EOFError, csv.Error, lzma.LZMAError, zipfile.BadZipFile
+    ) as error:  # fmt: skip
         raise ValueError(f"{path} cannot be read: {error}") from None
     if table.empty:
         raise ValueError(f"{path} has a header but no rows")
@@ -79,15 +82,40 @@ def _read_text(path: Path, sep: str | None, encoding: str | None, notes: list[st
         sep = _separator(head)
         if sep != ",":
             notes.append(f"the columns are separated by {SEPARATORS[sep]}")
-    header = next(csv.reader(head[:1], delimiter=sep, skipinitialspace=True))
+    header = _header(path, sep, encoding)
     if twice := _twice(header):
         raise ValueError(f"it has {twice}")
     if len(header) == 1 and any(sign in head[0] for sign in SEPARATORS):
         raise ValueError(f"it has one column only, {header[0]!r}; say what separates with --sep")
-    with _opened(path) as file:
+    with _opened(path) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore", pd.errors.ParserWarning)  # of the empty cells at the ends
         return pd.read_csv(
-            file, sep=sep, encoding=encoding, dtype=str, na_filter=False, skipinitialspace=True
-        )
+            file, sep=sep, encoding=encoding, dtype=str, na_filter=False, skipinitialspace=True,
+            index_col=False,
+        )  # fmt: skip
+
+
+def _header(path: Path, sep: str, encoding: str) -> list[str]:
+    """The cells of the header; a row with more of them is refused.
+
+    But a separator may end every row, which makes one more cell that is empty.
+    """
+    with _opened(path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
+        rows = csv.reader(text, delimiter=sep, skipinitialspace=True)
+        full = (row for row in rows if len(row) > 1 or "".join(row).strip())
+        header, ended = next(full), None
+        for row in full:
+            ends = len(row) == len(header) + 1 and row[-1] == ""
+            ended = ends if ended is None else ended
+            if ended and not ends:
+                raise ValueError(f"line {rows.line_num} has no separator at its end, as others do")
+            if ends != ended or (len(row) > len(header) and not ends):
+                hint = "; say what separates with --sep" if len(header) == 1 else ""
+                raise ValueError(
+                    f"line {rows.line_num} has {len(row)} cells, and the header has "
+                    f"{len(header)}{hint}"
+                )
+    return header
 
 
 def _twice(names: Iterable[str]) -> str:

@@ -4,16 +4,21 @@
 
 A graph has no words for what a raw cell may be. Of a pipeline that begins with a `TableReader` the
 graph is what follows it, and `graph_inputs` reads raw rows for it: numbers, NaN where one is
-missing, and categories, "(missing)" where one is.
+missing, and categories, "(missing)" where one is. Any text can name a column, but not an input: the
+inputs are column0, column1, …, in the order of the reader's columns, and each one's `doc_string` is
+the name of its column.
 """
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder
@@ -42,24 +47,54 @@ def to_onnx(model: Any) -> Any:
         inputs = [("X", DoubleTensorType([None, model.n_features_in_]))]
     else:
         of = lambda kind: (StringTensorType if kind == "category" else DoubleTensorType)([None, 1])
-        inputs = [(name, of(column["kind"])) for name, column in reader.columns_.items()]
-        model = Pipeline(model.steps[1:])
+        names = input_names(reader)
+        inputs = [(names[name], of(column["kind"])) for name, column in reader.columns_.items()]
+        model = Pipeline([(step, _renamed(part, names)) for step, part in model.steps[1:]])
         own = {
             "custom_conversion_functions": {SimpleImputer: _imputer, OneHotEncoder: _one_hot},
             "custom_shape_calculators": {SimpleImputer: _wide, OneHotEncoder: _wide},
         }
-    return convert_sklearn(
+    graph: Any = convert_sklearn(
         model,
         initial_types=inputs,
         target_opset=OPSET,
         options={id(_classifier(model)): {"zipmap": False}},
         **own,
     )
+    for source, column in zip(graph.graph.input, reader.columns_ if reader else ()):
+        source.doc_string = column
+    return graph
 
 
 def save_onnx(model: Any, path: str | Path) -> None:
-    """Write the graph of a fitted pipeline or classifier."""
-    write_bytes(path, to_onnx(model).SerializeToString())
+    """Write the graph of a fitted pipeline or classifier; refuse one onnxruntime cannot load."""
+    graph = to_onnx(model).SerializeToString()
+    if importlib.util.find_spec("onnxruntime") is not None:
+        import onnxruntime
+
+        try:
+            onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise ValueError(f"the graph of this model cannot be loaded: {error}") from None
+    write_bytes(path, graph)
+
+
+def input_names(reader: TableReader) -> dict[str, str]:
+    """The graph's input for each column."""
+    return {column: f"column{place}" for place, column in enumerate(reader.columns_)}
+
+
+def _renamed(part: Any, names: dict[str, str]) -> Any:
+    """A step whose columns, if it picks columns, are called as the graph's inputs."""
+    if not isinstance(part, ColumnTransformer):
+        return part
+    part = copy.copy(part)
+    part.transformers_ = [
+        (step, own, [names[column] for column in columns])
+        for step, own, columns in part.transformers_
+        if len(columns)
+    ]
+    return part
 
 
 def graph_inputs(model: Any, X: Any) -> dict[str, np.ndarray]:
@@ -68,7 +103,7 @@ def graph_inputs(model: Any, X: Any) -> dict[str, np.ndarray]:
     if reader is None:
         return {"X": np.asarray(X, dtype=np.float64)}
     read: pd.DataFrame = reader.transform(X)
-    return {name: read[[name]].to_numpy() for name in read}
+    return {name: read[[column]].to_numpy() for column, name in input_names(reader).items()}
 
 
 def _classifier(model: Any) -> RobustClassifier:
@@ -143,7 +178,9 @@ def _imputer(scope: Any, operator: Any, container: Any) -> None:
     op, model = _ops(container), operator.raw_operator
     x = op("Concat", *operator.inputs, axis=1)
     missing = op("IsNaN", x)
-    parts = [op("Where", missing, model.statistics_[None, :], x)]
+    kept = np.flatnonzero(~np.isnan(model.statistics_))  # not those that were never there
+    filled = op("Where", missing, model.statistics_[None, :], x)
+    parts = [op("Gather", filled, kept, axis=1)]
     if model.indicator_ is not None and len(model.indicator_.features_):
         told = op("Cast", missing, to=onnx_proto.TensorProto.DOUBLE)
         parts.append(op("Gather", told, model.indicator_.features_.astype(np.int64), axis=1))

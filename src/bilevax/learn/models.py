@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,13 @@ def save_model(model: Any, path: str | Path) -> None:
     from skops import io
 
     with replaced(path) as temporary:
-        io.dump(_without_requests(model), temporary)
+        try:
+            io.dump(_without_requests(model), temporary)
+        except RecursionError:
+            raise ValueError(
+                "the model cannot be saved: its parts hold one another without end, as scorers and "
+                "estimators in the grid of a search do; save best_estimator_"
+            ) from None
         if unknown := _unknown(temporary):
             raise ValueError(
                 "the model cannot be saved: it holds types that are not safe to open: "
@@ -56,7 +61,16 @@ def load_model(path: str | Path) -> Any:
 
     if unknown := _unknown(path):
         raise ValueError(f"{path} holds types that are not ours: {', '.join(unknown)}")
-    return io.load(path, trusted=list(TRUSTED))
+    try:
+        return io.load(path, trusted=list(TRUSTED))
+    except OSError:
+        raise
+    except Exception as error:  # skops follows what the file says, whatever that is
+        raise _no_model(path) from error
+
+
+def _no_model(path: str | Path) -> ValueError:
+    return ValueError(f"{path} is no model that save_model wrote, or it is broken")
 
 
 def _unknown(path: str | Path) -> list[str]:
@@ -65,8 +79,10 @@ def _unknown(path: str | Path) -> list[str]:
 
     try:
         return sorted(set(io.get_untrusted_types(file=path)) - set(TRUSTED))
-    except (zipfile.BadZipFile, KeyError):
-        raise ValueError(f"{path} is no model that save_model wrote") from None
+    except OSError:
+        raise
+    except Exception as error:
+        raise _no_model(path) from error
 
 
 def _without_requests(model: Any) -> Any:

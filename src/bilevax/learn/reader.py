@@ -17,7 +17,15 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from bilevax.arguments import warn
-from bilevax.learn.columns import DATES, MISSING, groups_by_points, kind_of, read_as
+from bilevax.learn.columns import (
+    DATES,
+    MISSING,
+    can_have_commas,
+    example,
+    kind_of,
+    read_as,
+    shows_commas,
+)
 from bilevax.learn.datasets import group_names
 
 #: A categorical column keeps this many values, the rest become one.
@@ -93,62 +101,104 @@ class TableReader(TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         return np.array(list(self.columns_), dtype=object)
 
+    def observe(self, features: pd.DataFrame, X: Any) -> list[str]:
+        """Keep what these rows hold, as the training part, for new rows to be held against.
+
+        Returns the columns that are used from now on: not those that are constant in these rows.
+        """
+        self.group_counts_ = group_counts(X, self.groups)
+        for name, kind in self.columns_.items():
+            kind |= _seen(kind, features[name].to_numpy())
+        constant = [name for name in features if _constant(self.columns_[name], features[name])]
+        if constant:
+            self.notes_.append(
+                f"left out, because they are constant in the training part: {', '.join(constant)}"
+            )
+            self._keep({name: k for name, k in self.columns_.items() if name not in constant})
+        return list(self.columns_)
+
     def _read(self, X: Any) -> pd.DataFrame:
         _check_table(X)
         self.notes_: list[str] = []
-        self.columns_: dict[str, dict[str, Any]] = {}
         self.group_counts_ = group_counts(X, self.groups)
-        constant, read = [], {}
-        for name, kind in _kinds(X, self.drop).items():
+        constant, read, kinds = [], {}, _kinds(X, self.drop)
+        notes = _use_one_comma(X, kinds)
+        for name, kind in kinds.items():
             cells, odd = _read_as(X, name, kind)
             match _useless(name, kind, cells):
                 case "":
-                    read[name] = self._learn(name, kind, cells, X[name][odd])
+                    read[name] = cells
+                    self.notes_ += notes.get(name, [])
+                    self.notes_ += _said(X, name, kind, cells, X[name][odd])
                 case "constant":
                     constant.append(name)
                 case why:
                     self.notes_.append(f"{name} is left out, because {why}")
         if constant:
             self.notes_.append(f"left out, because they are constant: {', '.join(constant)}")
-        if not read:
-            raise ValueError("there is no column to learn from")
-        self.feature_names_in_ = np.array(list(self.columns_), dtype=object)
-        self.n_features_in_ = len(self.columns_)
+        self._keep({name: kinds[name] | _seen(kinds[name], read[name]) for name in read})
         return pd.DataFrame(read, index=X.index)
 
-    def _learn(self, name: str, kind: dict[str, Any], cells: np.ndarray, odd: Any) -> np.ndarray:
-        """Keep what a column has been seen to hold, and note what was done with it."""
-        self.columns_[name] = kind
-        if kind["kind"] == "category":
-            kind["values"] = sorted(map(str, pd.unique(cells)))
-            kind["missing"] = MISSING in kind["values"]
-            if (count := len(kind["values"]) - kind["missing"]) > MOST_CATEGORIES:
-                self.notes_.append(
-                    f"{name} has {count} categories: the {MOST_CATEGORIES - 1} most frequent are "
-                    "kept, the others count as one"
-                )
-            return cells
-        if infinite := int(np.isinf(cells).sum()):
-            raise ValueError(f"the column {name} is infinite in {infinite} rows")
-        kind["low"], kind["high"] = float(np.nanmin(cells)), float(np.nanmax(cells))
-        kind["missing"] = bool(np.isnan(cells).any())
-        if kind["kind"] == "date":
-            self.notes_.append(
-                f"{name} has dates, read as {DATES[kind['written']]} and used as days since 1970"
+    def _keep(self, columns: dict[str, dict[str, Any]]) -> None:
+        if not columns:
+            raise ValueError("there is no column to learn from")
+        self.columns_ = columns
+        self.feature_names_in_ = np.array(list(columns), dtype=object)
+        self.n_features_in_ = len(columns)
+
+
+def _seen(kind: dict[str, Any], cells: np.ndarray) -> dict[str, Any]:
+    """What cells of a column hold: categories or a range, and whether some are missing."""
+    if kind["kind"] == "category":
+        values = sorted(map(str, pd.unique(cells)))
+        return {"values": values, "missing": MISSING in values}
+    known = cells[~np.isnan(cells)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (np.nan, np.nan)
+    return {"low": low, "high": high, "missing": len(known) < len(cells)}
+
+
+def _said(X: Any, name: str, kind: dict[str, Any], cells: np.ndarray, odd: Any) -> list[str]:
+    """What a user should know of how a column was read."""
+    if kind["kind"] == "category":
+        notes = []
+        if mixed := kind.pop("mixed", None):
+            notes = [f"{name} mixes {', '.join(mixed)}: its words are categories, not numbers"]
+        count = len(np.unique(cells[cells != MISSING].astype(str)))
+        if count > MOST_CATEGORIES:
+            notes.append(
+                f"{name} has {count} categories: the {MOST_CATEGORIES - 1} most frequent are "
+                "kept, the others count as one"
             )
-        if kind.get("decimal") == ",":
-            self.notes_.append(f"{name} has numbers that are written as 1.234,5")
-        if len(odd):
-            self.notes_.append(
-                f"{name} has {len(odd)} values that are no numbers, such as {odd.iloc[0]!r}, which "
-                "count as missing"
-            )
-        return cells
+        return notes
+    if infinite := int(np.isinf(cells).sum()):
+        raise ValueError(f"the column {name} is infinite in {infinite} rows")
+    notes = []
+    if kind["kind"] == "date":
+        notes.append(
+            f"{name} has dates, read as {DATES[kind['written']]} and used as days since 1970"
+        )
+    if unit := kind.get("unit"):
+        shown = example(X[name], kind, "0123456789")
+        notes.append(f"{name} has numbers with a unit ({unit}): {shown}")
+    if len(odd):
+        notes.append(
+            f"{name} has {len(odd)} values that are no {kind['kind']}s, such as {odd.iloc[0]!r}, "
+            "which count as missing"
+        )
+    return notes
+
+
+def _constant(kind: dict[str, Any], cells: Any) -> bool:
+    """Whether all cells say the same, or nothing."""
+    cells = np.asarray(cells)
+    known = cells[cells != MISSING] if kind["kind"] == "category" else cells[~np.isnan(cells)]
+    count = len(pd.unique(known))
+    return count == 0 or (count == 1 and len(known) == len(cells))
 
 
 def _kinds(X: Any, drop: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The kind of each column. One decimal comma says that points group digits in all of them."""
-    kinds = {}
+    """The kind of each column."""
+    kinds: dict[str, dict[str, Any]] = {}
     for name in X.columns:
         if name not in drop:
             try:
@@ -157,11 +207,27 @@ def _kinds(X: Any, drop: Sequence[str]) -> dict[str, dict[str, Any]]:
                 raise ValueError(
                     f"the column {name} holds neither text nor numbers ({error})"
                 ) from None
-    if any(kind.get("decimal") == "," for kind in kinds.values()):
-        for name, kind in kinds.items():
-            if kind["kind"] == "number" and groups_by_points(X[name]):
-                kind["decimal"] = ","
     return kinds
+
+
+def _use_one_comma(X: Any, kinds: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """One clear decimal comma in the table says what points and commas mean in all of it."""
+    commas = [name for name, kind in kinds.items() if kind.get("decimal") == ","]
+    clear = [name for name in commas if shows_commas(X[name])]
+    notes = {}
+    for name, kind in kinds.items():
+        if name in commas:
+            shown = example(X[name], kind, ".,")
+            notes[name] = [f"{name} has numbers that are written as 1.234,5: {shown}"]
+        elif clear and kind["kind"] == "number" and can_have_commas(X[name]):
+            before = example(X[name], kind, ".,")
+            kind["decimal"] = ","
+            after = example(X[name], kind, ".,")
+            notes[name] = [
+                f"{name} is read with a decimal comma, as {clear[0]} has one: {after}; by itself "
+                f"{before}"
+            ]
+    return notes
 
 
 def _read_as(X: Any, name: str, kind: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -173,19 +239,22 @@ def _read_as(X: Any, name: str, kind: dict[str, Any]) -> tuple[np.ndarray, np.nd
 
 def _useless(name: str, kind: dict[str, Any], cells: np.ndarray) -> str:
     """Why nothing can be learnt from a column; "" if something can."""
+    if _constant(kind, cells):
+        return "constant"
     known = cells[cells != MISSING] if kind["kind"] == "category" else cells[~np.isnan(cells)]
     counts = pd.Series(known).value_counts()
-    if len(counts) == 0 or (len(counts) == 1 and len(known) == len(cells)):
-        return "constant"
     once = float(np.mean(counts.to_numpy() == 1))
     if kind["kind"] == "category":
         an_id = len(counts) > MOST_CATEGORIES and once >= DISTINCT
         return "it is an id: nearly every row has a value of its own" if an_id else ""
-    if kind["kind"] == "number" and once == 1 and len(cells) > 2 and bool((known % 1 == 0).all()):
-        if bool((np.diff(known) == 1).all()) or _COUNTER.fullmatch(name):
-            return "it numbers the rows"
-        if _ID.fullmatch(name):
-            return "it is an id: every row has a number of its own"
+    if kind["kind"] != "number" or len(known) <= 2 or not (np.floor(known) == known).all():
+        return ""
+    consecutive = known[0] in (0, 1) and bool((np.diff(known) == 1).all())
+    if once == 1 and (consecutive or _COUNTER.fullmatch(name)):
+        return "it numbers the rows"
+    many = len(known) > MOST_CATEGORIES and len(counts) >= DISTINCT * len(known)
+    if many and _ID.fullmatch(name):
+        return "it is an id: nearly every row has a number of its own"
     return ""
 
 

@@ -3,6 +3,8 @@
 Each cell is held against what its column had in training: its kind, its range, its categories,
 whether values were missing. The groups' shares are compared with those of training by Pearson's
 test of homogeneity, χ² = Σ (O − E)²/E over both tables, and by the total variation ½ Σ |s − t|.
+Where some E is below 5, p is (1 + #{χ² drawn ≥ χ²})/(1 + draws) instead, where the groups of the
+new rows are drawn from all rows: the multivariate hypergeometric distribution.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from bilevax.learn.reader import TableReader, group_counts
 #: Shares of groups have changed if chance does that less often than CHANCE, and where at least
 #: LEAST_MOVED of the rows would have to be of another group.
 CHANCE, LEAST_MOVED = 1e-3, 0.02
+#: The draws for p where some group is expected less often than FEW.
+DRAWS, FEW = 9999, 5
 #: The groups, or categories, that a sentence names.
 MOST_NAMED = 5
 
@@ -88,7 +92,7 @@ def examine(reader: TableReader, rows: pd.DataFrame) -> list[Finding]:
 def drift(reader: TableReader, rows: pd.DataFrame) -> list[str]:
     """Sentences on how the shares of the groups differ from those of training."""
     before = reader.group_counts_
-    if not before:
+    if not before or not len(rows):
         return []
     if absent := [column for column in reader.groups if column not in rows]:
         return [f"there is no column {', '.join(absent)}: the shares of groups are not compared"]
@@ -105,16 +109,30 @@ def drift(reader: TableReader, rows: pd.DataFrame) -> list[str]:
     moved = np.abs(shares[1] - shares[0])
     if len(names) < 2 or moved.sum() / 2 < LEAST_MOVED:
         return said
-    test: Any = stats.chi2_contingency(counts, correction=False)
-    if test.pvalue >= CHANCE:
+    chance = homogeneity(counts)
+    if chance >= CHANCE:
         return said
     largest = [g for g in np.argsort(-moved)[:MOST_NAMED] if moved[g] > 0]
     changes = [f"{names[g]} {shares[1, g]:.1%} (training {shares[0, g]:.1%})" for g in largest]
     said.append(
-        f"the shares of groups differ from training's by more than chance (p = {test.pvalue:.1g}): "
+        f"the shares of groups differ from training's by more than chance (p = {chance:.1g}): "
         f"{', '.join(changes)}"
     )
     return said
+
+
+def homogeneity(counts: np.ndarray) -> float:
+    """How likely two rows of counts, from the same shares, differ by so much."""
+    test: Any = stats.chi2_contingency(counts, correction=False)
+    expected = test.expected_freq
+    if expected.min() >= FEW:
+        return float(test.pvalue)
+    draw = np.random.default_rng(0)  # the same answer for the same counts
+    both, new = counts.sum(axis=0), int(counts[1].sum())
+    drawn = draw.multivariate_hypergeometric(both, new, size=DRAWS, method="marginals")
+    # Both tables differ from E by the same counts, as their sum is given.
+    found = ((drawn - expected[1]) ** 2 * (1 / expected).sum(axis=0)).sum(axis=1)
+    return float(1 + np.sum(found >= test.statistic * (1 - 1e-12))) / (1 + DRAWS)
 
 
 def shown_range(kind: dict[str, Any]) -> str:

@@ -32,6 +32,8 @@ SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
 MOST_CLASSES = 100
 #: A group column with more different numbers than this is refused: they are no groups.
 MOST_NUMBERS = 20
+#: Whole numbers below this are exact in float64; labels that are others stay text.
+EXACT = 2.0**53
 #: An error names this many groups.
 MOST_NAMED = 8
 
@@ -84,7 +86,10 @@ def prepare(
     known = words(table[label])[1] >= 0
     notes = list(notes)
     if drop_unlabelled and not known.all():
-        notes.append(f"{np.sum(~known)} of {len(known)} rows without a label are left out")
+        notes.append(
+            f"{np.sum(~known)} of {len(known)} rows without a label are left out"
+            f"{_marks(table[label])}"
+        )
         table, known = table[known], known[known]
     y = _labels(table[label], label, int(np.sum(~known)))
     for column in group_columns:
@@ -96,6 +101,8 @@ def prepare(
     refuse_copies(features, y, label)
     names = np.unique(groups)
     _check_groups(names, groups, part, least)
+    train = part == "train"
+    features = features[reader.observe(features.loc[train], table[train])]
     parts = {p: Part(features.loc[part == p], y[part == p], groups[part == p]) for p in PARTS}
     if absent := sorted(set(map(str, np.unique(y))) - set(map(str, np.unique(parts["train"].y)))):
         raise ValueError(f"the training part has no row of the label {', '.join(absent)}")
@@ -133,11 +140,11 @@ def check_column(table: pd.DataFrame, column: str) -> None:
 
 
 def _labels(column: Any, label: str, missing: int) -> np.ndarray:
-    """The label of each row: a number, a truth value or a string."""
+    """The label of each row: a whole number or a truth value if every word is one, or its word."""
     if missing:
         raise ValueError(
-            f"the label {label} is missing in {missing} of {len(column)} rows; "
-            "--drop-unlabelled leaves them out"
+            f"the label {label} is missing in {missing} of {len(column)} rows"
+            f"{_marks(column)}; --drop-unlabelled leaves them out"
         )
     texts, code = words(column)
     if len(texts) < 2:
@@ -147,13 +154,22 @@ def _labels(column: Any, label: str, missing: int) -> np.ndarray:
             f"the label {label} has {len(texts)} different values; a classifier needs a few classes"
         )
     kind = kind_of(column)
-    if kind["kind"] not in ("number", "truth"):
-        return texts[code].astype(str)
-    numbers, odd = read_as(column, kind)
-    if odd.any():
-        return texts[code].astype(str)
-    whole = bool((numbers % 1 == 0).all())
-    return numbers.astype(bool if kind["kind"] == "truth" else np.int64 if whole else float)
+    if kind["kind"] == "truth":
+        return read_as(column, kind)[0].astype(bool)
+    if kind["kind"] == "number":
+        numbers, _ = read_as(column, kind)
+        exact = (np.abs(numbers) < EXACT) & (np.floor(numbers) == numbers)
+        if exact.all() and len(np.unique(numbers)) == len(texts):
+            return numbers.astype(np.int64)
+    return texts[code].astype(str)
+
+
+def _marks(column: Any) -> str:
+    """The words of a column that count as missing, as the end of a sentence."""
+    texts = pd.unique(column[words(column)[1] < 0])
+    marks = sorted({text.strip() for text in texts if isinstance(text, str) and text.strip()})
+    verb = "counts" if len(marks) == 1 else "count"
+    return f" ({', '.join(map(repr, marks))} {verb} as missing)" if marks else ""
 
 
 def _check_group_column(column: Any, name: str) -> None:
