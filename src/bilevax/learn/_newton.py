@@ -192,12 +192,11 @@ class Lower:
         return whole
 
 
-@dataclass(frozen=True)
-class Penalised:
-    """F + (1/ρ)·Σ x2ᵢ·ℓᵢ(w) on other rows: the penalty function in y1, divided by ρ."""
+class _OfBothLevels:
+    """F + (1/ρ)·a function of the other rows, both at one point: the penalty function over ρ."""
 
     lower: Lower
-    upper: Weighted
+    upper: Any
     rho: float
 
     @property
@@ -214,6 +213,15 @@ class Penalised:
 
     def curve(self, v: np.ndarray) -> np.ndarray:
         return self.lower.curve(v) + self.upper.curve(v) / self.rho
+
+
+@dataclass(frozen=True)
+class Penalised(_OfBothLevels):
+    """F + (1/ρ)·Σ x2ᵢ·ℓᵢ(w), with weights x2 that stay."""
+
+    lower: Lower
+    upper: Weighted
+    rho: float
 
     def hessian(self, dtype: Any = np.float64) -> np.ndarray:
         """The Hessian of F, which preconditions well: the other part is small, 1/ρ."""
@@ -224,27 +232,12 @@ class Penalised:
 
 
 @dataclass(frozen=True)
-class Joint:
-    """F + (1/ρ)·φ_μ(V): as `Penalised`, with the upper level's adversary put in, at a price μ."""
+class Joint(_OfBothLevels):
+    """F + (1/ρ)·φ_μ(V), with the upper level's adversary put in, at a price μ."""
 
     lower: Lower
     upper: Lower  # whose η is μ, without a ridge
     rho: float
-
-    @property
-    def w(self) -> np.ndarray:
-        return self.lower.w
-
-    @cached_property
-    def value(self) -> float:
-        return self.lower.value + self.upper.value / self.rho
-
-    @cached_property
-    def gradient(self) -> np.ndarray:
-        return self.lower.gradient + self.upper.gradient / self.rho
-
-    def curve(self, v: np.ndarray) -> np.ndarray:
-        return self.lower.curve(v) + self.upper.curve(v) / self.rho
 
     def hessian(self, dtype: Any = np.float64) -> np.ndarray:
         return self.lower.hessian(dtype) + self.upper.hessian(dtype) / dtype(self.rho)

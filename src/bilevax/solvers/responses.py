@@ -98,6 +98,7 @@ class Answered(eqx.Module):
 
     def y2_at(self, x1: Tree, y1: Tree) -> Tree:
         """The lower level's answer, with the curvature ν on top."""
+        assert self.problem.y2 is not None
         slope = lambda y2: jax.grad(self.problem.smooth_lower, argnums=2)(x1, y1, y2)
         return _answer(slope, self.problem.y2, self.y2_center, self.nu)
 
